@@ -1,0 +1,1 @@
+"""Activation recompute with excluded regions, and the platform layer beneath it."""

@@ -1,0 +1,1 @@
+"""Platform independent part of activation recompute."""

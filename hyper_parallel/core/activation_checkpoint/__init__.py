@@ -1,0 +1,1 @@
+"""Public functions of activation recompute."""

@@ -1,0 +1,1 @@
+"""Selection of the platform that runs the recompute."""

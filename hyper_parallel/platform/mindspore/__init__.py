@@ -1,0 +1,1 @@
+"""The only code that touches private interfaces of MindSpore, one file per interface."""

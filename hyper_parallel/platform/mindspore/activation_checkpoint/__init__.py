@@ -1,0 +1,1 @@
+"""Checkpointed blocks and excluded regions on the recompute of MindSpore."""

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: plans as data, and their execution."""

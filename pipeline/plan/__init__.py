@@ -1,0 +1,1 @@
+"""Pipeline plans as data. Pure Python: nothing here imports MindSpore."""

@@ -240,5 +240,3 @@ class StageModel(nn.Cell):
             "blocks": [block.runs for block in self.blocks],
             "excluded": [cell.runs for mixture in mixtures for cell in (mixture.matmul_up, mixture.matmul_down)],
         }
-
-

@@ -5,7 +5,11 @@ Nothing here imports MindSpore at module level, so that a missing or wrong MindS
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
+import signal
+import sys
 from typing import NamedTuple, Optional
 
 __all__ = [
@@ -14,9 +18,11 @@ __all__ = [
     "SUPPORTED_RELEASE",
     "UnsupportedMindSporeError",
     "WorkerEnvironment",
+    "check_device",
     "check_mindspore_version",
-    "communication_backend",
     "device_target",
+    "end_with_parent",
+    "peak_memory_mib",
     "prepare_process",
     "worker_environment",
 ]
@@ -24,8 +30,9 @@ __all__ = [
 PRIVATE_INTERFACES: tuple[str, ...] = ()
 
 SUPPORTED_RELEASE = "2.10"
+_PR_SET_PDEATHSIG = 1
+
 DEVICE_TARGETS = ("CPU", "Ascend")
-_BACKENDS = {"CPU": "mccl", "Ascend": "hccl"}
 
 
 class UnsupportedMindSporeError(ImportError):
@@ -77,9 +84,21 @@ def device_target() -> str:
     raise ValueError(f"DEVICE_TARGET must be CPU or Ascend, but is {wanted!r}: unset it or name one of the two")
 
 
-def communication_backend(target: str) -> str:
-    """Return the name of the communication backend of a device target: ``mccl`` on CPU, ``hccl`` on Ascend."""
-    return _BACKENDS[target]
+def check_device(target: str) -> str:
+    """Return how many devices of a target there are, in words.
+
+    Raises:
+        RuntimeError: there is none. The Ascend branch has not yet been run.
+    """
+    if target == "CPU":
+        return "the host itself"
+    from mindspore.device_context import ascend
+
+    if not ascend.is_available():
+        raise RuntimeError(
+            "DEVICE_TARGET is Ascend, but MindSpore finds no NPU on this machine: unset it to use the CPU"
+        )
+    return f"{ascend.device_count()} NPU"
 
 
 def prepare_process(target: Optional[str] = None) -> str:
@@ -97,6 +116,21 @@ def prepare_process(target: Optional[str] = None) -> str:
     if target == "CPU":
         mindspore.runtime.launch_blocking()
     return target
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when the process that started it is gone, so that no worker is left behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def peak_memory_mib(target: str) -> float:
+    """Return the peak so far, in MiB: of the process's resident memory on CPU, of device memory on Ascend."""
+    if target == "CPU":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    import mindspore
+
+    return mindspore.runtime.max_memory_allocated() / 2**20
 
 
 def worker_environment() -> WorkerEnvironment:

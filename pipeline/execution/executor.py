@@ -9,8 +9,7 @@ Rules:
 3. Values go from stage to stage without a message when both stages are on this rank. The reader cannot tell.
 4. Gradients go back flat: one entry per tensor that the next stage took from its predecessor, None where none is needed.
 5. What an action made is dropped when it is used. At the end of a step nothing is left: no chunk, no value, no message.
-6. The loss is scaled once, where it is made: the gradient that the last stage starts from is
-   `loss_scale`, everything else follows by the chain rule.
+6. The loss is scaled once: the last stage's backward starts from `loss_scale`, and no other place scales anything.
 7. An action that raises ends the step: every chunk of the step is released, and the error says where in the row it was.
 """
 
@@ -22,13 +21,15 @@ from typing import Any, Optional
 from mindspore import Tensor, ops
 
 from pipeline.execution.chunk import Chunk
-from pipeline.execution.faults import ActionError, NoWatch
+from pipeline.execution.faults import ActionError
 from pipeline.execution.microbatch import Inputs
 from pipeline.execution.nest import leaves, map_leaves
 from pipeline.execution.stage import PipelineStage
 from pipeline.execution.trace import Trace
 from pipeline.execution.transport import Channel, Message, Transport
+from pipeline.execution.watch import Watch
 from pipeline.plan import Action, Kind, Plan
+from pipeline.plan.action import SENDS
 
 Hook = Callable[["Step", Action], None]
 
@@ -46,7 +47,6 @@ class Step:
 
     def __init__(
         self,
-        plan: Plan,
         stages: Mapping[int, PipelineStage],
         transport: Transport,
         inputs: Sequence[Inputs],
@@ -55,7 +55,6 @@ class Step:
         self.stages = stages
         self.results: dict[int, Any] = {}
         self.training = loss_scale is not None
-        self._plan = plan
         self._transport = transport
         self._inputs = inputs
         self._loss_scale = loss_scale
@@ -124,7 +123,7 @@ class Step:
         if self.training:
             chunk = self._chunks[key] = Chunk(action.stage, action.micro_batch, stage.weights)
             outputs = chunk.forward(stage.submodule, *args, **kwargs)
-            self._nests[key] = map_leaves(_OutputKind.of, outputs)
+            self._nests[key] = map_leaves(lambda leaf: isinstance(leaf, Tensor), outputs)
         else:
             outputs = stage.submodule(*args, **kwargs)
         if stage.is_last:
@@ -153,12 +152,10 @@ class Step:
             self.run_default(part)
 
     def _send_output(self, action: Action) -> None:
-        message = Message(Channel(action.stage, action.stage + 1, "F"), action.micro_batch)
-        self._transport.send(message, self._values.pop((action.stage, action.micro_batch)))
+        self._transport.send(message_of(action), self._values.pop((action.stage, action.micro_batch)))
 
     def _send_gradient(self, action: Action) -> None:
-        message = Message(Channel(action.stage, action.stage - 1, "B"), action.micro_batch)
-        self._transport.send(message, self._gradients.pop((action.stage, action.micro_batch)))
+        self._transport.send(message_of(action), self._gradients.pop((action.stage, action.micro_batch)))
 
     def _post(self, action: Action) -> None:
         self._transport.post(message_of(action))
@@ -169,9 +166,9 @@ class Step:
         nest = self._nests.pop(key)
         if self.stages[action.stage].is_last:
             given = iter([self._loss_gradient(action)])
-            return map_leaves(lambda kind: next(given, None), nest)
+            return map_leaves(lambda is_tensor: next(given, None), nest)
         given = iter(self._given.pop(key))
-        return map_leaves(lambda kind: next(given) if kind.is_tensor else None, nest)
+        return map_leaves(lambda is_tensor: next(given) if is_tensor else None, nest)
 
     def _loss_gradient(self, action: Action) -> Tensor:
         loss = leaves(self.results[action.micro_batch])[0]
@@ -181,3 +178,108 @@ class Step:
         if action.stage > 0:
             key = (action.stage, action.micro_batch)
             self._gradients[key] = tuple(gradients[: self._taken.pop(key)])
+
+
+class Executor:
+    """Runs one rank's row, step after step.
+
+    Args:
+        plan: a valid plan with sends and receives.
+        rank: the row to run.
+        stages: the stages of this rank.
+        transport: sends and receives for these stages.
+        watch: is told which action runs.
+    """
+
+    def __init__(
+        self, plan: Plan, rank: int, stages: Sequence[PipelineStage], transport: Transport, watch: Watch
+    ) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.trace = Trace()
+        self._stages = {stage.stage_index: stage for stage in stages}
+        self._transport = transport
+        self._watch = watch
+        self._hooks: dict[Kind, Hook] = {}
+        self._expected = expected_messages(plan, rank)
+
+    def register(self, kind: Kind, hook: Optional[Hook]) -> None:
+        """Call `hook(step, action)` for every action of a kind, instead of what the executor does; None takes it back."""
+        if hook is None:
+            self._hooks.pop(kind, None)
+        else:
+            self._hooks[kind] = hook
+
+    def run(self, inputs: Sequence[Inputs], loss_scale: Optional[float] = None) -> list[Any]:
+        """Run the row once.
+
+        Args:
+            inputs: positional and keyword inputs of each micro-batch.
+            loss_scale: the gradient of each micro-batch's loss; None to make no gradients (the row must have none).
+
+        Returns:
+            what the last stage returned for each micro-batch, empty on a rank without the last stage.
+
+        Raises:
+            ActionError: an action failed; says which, where in the row, and why.
+        """
+        step = Step(self._stages, self._transport, inputs, loss_scale)
+        self.trace = Trace()
+        self._transport.begin_step(self._expected)
+        row = self.plan.rows[self.rank]
+        try:
+            for position, action in enumerate(row):
+                self._watch.enter(position, action)
+                self._run_action(step, position, action)
+            self._transport.flush()
+        finally:
+            step.release()
+            self._watch.leave()
+        return [step.results[micro_batch] for micro_batch in sorted(step.results)]
+
+    def _run_action(self, step: Step, position: int, action: Action) -> None:
+        try:
+            asked = Trace.now()
+            step.wait_for_inputs(action)
+            start = Trace.now()
+            hook = self._hooks.get(action.kind)
+            if hook is None:
+                step.run_default(action)
+            else:
+                hook(step, action)
+            self.trace.add(action, asked, start, Trace.now())
+        except Exception as error:
+            raise ActionError(self.plan, self.rank, position, error) from error
+
+
+def message_of(action: Action) -> Message:
+    """The message that a send or a receive is about."""
+    if action.kind is Kind.SEND_F:
+        channel = Channel(action.stage, action.stage + 1, "F")
+    elif action.kind is Kind.RECV_F:
+        channel = Channel(action.stage - 1, action.stage, "F")
+    elif action.kind is Kind.SEND_B:
+        channel = Channel(action.stage, action.stage - 1, "B")
+    else:
+        channel = Channel(action.stage + 1, action.stage, "B")
+    return Message(channel, action.micro_batch)
+
+
+def expected_messages(plan: Plan, rank: int) -> list[Message]:
+    """Everything that other ranks send to this one, each rank's messages in the order of its row."""
+    messages = [message_of(action) for row in plan.rows for action in row if action.kind in SENDS]
+    return [message for message in messages if plan.placement.rank_of(message.channel.destination) == rank]
+
+
+def forward_only(plan: Plan) -> Plan:
+    """The plan without anything that belongs to a backward."""
+    kinds = (Kind.F, Kind.SEND_F, Kind.RECV_F)
+    rows = tuple(tuple(part for action in row for part in action.parts if part.kind in kinds) for row in plan.rows)
+    return plan.replace(rows=rows, name=f"{plan.name}+forward")
+
+
+def _as_inputs(value: Any) -> Inputs:
+    """What a stage returned, as inputs of the next one."""
+    if isinstance(value, dict):
+        return (), value
+    return (tuple(value), {}) if isinstance(value, (tuple, list)) else ((value,), {})

@@ -79,7 +79,9 @@ def _part(leaf: Any, index: int, micro_batches: int, dim: Optional[int], name: s
     if not isinstance(leaf, Tensor) or dim is None or leaf.ndim == 0:
         return leaf
     if not -leaf.ndim <= dim < leaf.ndim:
-        raise MicroBatchError(f"Expected {name} to have a dimension {dim} for the batch, got shape {tuple(leaf.shape)}.")
+        raise MicroBatchError(
+            f"Expected {name} to have a dimension {dim} for the batch, got shape {tuple(leaf.shape)}."
+        )
     size = leaf.shape[dim]
     if size % micro_batches:
         raise MicroBatchError(

@@ -16,6 +16,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint
 
+from hyper_parallel.platform.mindspore import autograd
+
 CAST_TO_INT32 = ("Bool", "Int8", "UInt8", "Int16")
 DTYPES = {
     str(dtype): dtype
@@ -87,7 +89,7 @@ def _describe_tensor(tensor: Tensor, tensors: list[Tensor], path: str) -> list:
         raise TransportError(f"Expected a tensor of type {', '.join(DTYPES)} at {path}, got {dtype}; cast it.")
     if tensor.size:
         tensors.append(tensor.astype(ms.int32) if dtype in CAST_TO_INT32 else tensor)
-    return ["tensor", dtype, list(tensor.shape), bool(tensor._requires_grad)]
+    return ["tensor", dtype, list(tensor.shape), autograd.requires_grad(tensor)]
 
 
 class Blueprint:

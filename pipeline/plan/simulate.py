@@ -13,8 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipeline.plan.action import COMMUNICATION, Action, Kind, PlanError
-from pipeline.plan.costs import Costs, Memory, per_stage, share_of_last
+from pipeline.plan.action import COMMUNICATION, Action, PlanError
+from pipeline.plan.costs import Costs, Memory
+from pipeline.plan.dependencies import Dependencies
+from pipeline.plan.durations import Durations
 from pipeline.plan.footprint import ChunkMemory, Level, levels, live_chunks
 from pipeline.plan.plan import Plan
 
@@ -80,7 +82,7 @@ def simulate(plan: Plan, costs: Costs | None = None, memory: Memory | None = Non
     Raises:
         PlanError: the plan cannot run to its end (see `pipeline.plan.validate`), or costs do not fit its stages.
     """
-    events = _run(plan, _Durations(plan, costs or Costs()))
+    events = _run(plan, costs or Costs())
     busy = [_busy(row) for row in events]
     makespan = max((row[-1].end for row in events if row), default=0.0)
     figures = ChunkMemory(memory or Memory(), plan.stages)
@@ -99,119 +101,35 @@ def simulate(plan: Plan, costs: Costs | None = None, memory: Memory | None = Non
     )
 
 
-class _Durations:
-    """How long each action of a plan takes, and each transfer."""
-
-    def __init__(self, plan: Plan, costs: Costs) -> None:
-        stages = plan.stages
-        self.forward = per_stage(costs.forward, stages, "forward")
-        self.backward_input = per_stage(costs.backward_input, stages, "backward_input")
-        self.backward_weight = per_stage(costs.backward_weight, stages, "backward_weight")
-        self.recompute = per_stage(costs.recompute, stages, "recompute")
-        self.blocks = per_stage(costs.blocks, stages, "blocks")
-        self.overlapped = None
-        if costs.overlapped is not None:
-            self.overlapped = per_stage(costs.overlapped, stages, "overlapped")
-        self.send_forward = costs.communication.forward_times(stages)
-        self.send_backward = costs.communication.backward_times(stages)
-        self.left_out = self._replayed_by_backward(plan)
-
-    def _replayed_by_backward(self, plan: Plan) -> dict[tuple[int, int], float]:
-        """For chunks whose R leaves blocks out: the time that their backward spends on them."""
-        return {
-            (action.stage, action.micro_batch): self.recompute[action.stage]
-            * (1.0 - share_of_last(action.last_blocks, self.blocks[action.stage]))
-            for row in plan.rows
-            for action in row
-            if action.last_blocks is not None
-        }
-
-    def of(self, action: Action) -> float:
-        stage, kind, micro_batch, sub_actions, last_blocks = action
-        if kind is Kind.F:
-            return self.forward[stage]
-        if kind is Kind.W:
-            return self.backward_weight[stage]
-        if kind is Kind.R:
-            return self.recompute[stage] * share_of_last(last_blocks, self.blocks[stage])
-        if kind is Kind.I or kind is Kind.B:
-            time = self.backward_input[stage] + self.left_out.get((stage, micro_batch), 0.0)
-            return time + self.backward_weight[stage] if kind is Kind.B else time
-        if kind is Kind.OVERLAP_F_B:
-            if self.overlapped is None:
-                return sum(map(self.of, sub_actions))
-            ran_backward = sub_actions[1]
-            return self.overlapped[stage] + self.left_out.get((ran_backward.stage, ran_backward.micro_batch), 0.0)
-        return 0.0
-
-
-def _run(plan: Plan, durations: _Durations) -> list[list[Event]]:
-    """Run every rank as far as it gets, and again when what it waited for has come.
-
-    A message is an index: 2 * (stage * micro_batches + micro_batch), + 1 for a gradient, that says whose output it is.
-    """
-    micro_batches = plan.micro_batches
-    arrival: list[float | None] = [None] * (2 * plan.stages * micro_batches)
+def _run(plan: Plan, costs: Costs) -> list[list[Event]]:
+    """Run every rank as far as it gets, and again when what it waited for has come."""
+    dependencies, durations = Dependencies(plan), Durations(plan, costs)
+    arrival: list[float | None] = [None] * dependencies.messages
     waiting: dict[int, list[int]] = {}
     events: list[list[Event]] = [[] for _ in plan.rows]
     clock = [0.0] * len(plan.rows)
-    explicit = plan.has_communication
-    crosses = [plan.placement.crosses(stage) for stage in range(plan.stages)]
     runnable = list(range(len(plan.rows)))
     while runnable:
         rank = runnable.pop()
         row, done, now = plan.rows[rank], events[rank], clock[rank]
-        for action in row[len(done) :]:
-            start = now
-            for message in _needs(action, plan.stages, micro_batches, explicit, crosses):
-                ready = arrival[message]
-                if ready is None:
-                    waiting.setdefault(message, []).append(rank)
-                    break
-                start = max(start, ready)
-            else:
-                received = action.kind is Kind.RECV_F or action.kind is Kind.RECV_B
-                event = Event(action, now if received else start, start + durations.of(action))
-                done.append(event)
-                now = event.end
-                for message, delay in _gives(action, durations, plan.stages, micro_batches, explicit, crosses):
-                    arrival[message] = now + delay
-                    runnable += waiting.pop(message, ())
-                continue
-            break
+        while len(done) < len(row):
+            action = row[len(done)]
+            needs = dependencies.needs(action)
+            missing = next((message for message in needs if arrival[message] is None), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            ready = max([now, *(arrival[message] for message in needs)])
+            # A receive is an event for as long as it waits, any other action from when it has what it needs.
+            start = now if action.kind in COMMUNICATION else ready
+            now = ready + durations.of(action)
+            done.append(Event(action, start, now))
+            for message in dependencies.gives(action):
+                arrival[message] = now + durations.delays[dependencies.lane(message)]
+                runnable += waiting.pop(message, ())
         clock[rank] = now
     _complain_if_stuck(plan, events)
     return events
-
-
-def _needs(action: Action, stages: int, micro_batches: int, explicit: bool, crosses: list[bool]) -> list[int]:
-    """The messages that an action waits for."""
-    messages = []
-    for stage, kind, micro_batch, _, _ in action.parts:
-        if kind is Kind.RECV_F or (kind is Kind.F and stage and not (explicit and crosses[stage - 1])):
-            messages.append(2 * ((stage - 1) * micro_batches + micro_batch))
-        elif kind is Kind.RECV_B or (
-            (kind is Kind.B or kind is Kind.I) and stage + 1 < stages and not (explicit and crosses[stage])
-        ):
-            messages.append(2 * ((stage + 1) * micro_batches + micro_batch) + 1)
-    return messages
-
-
-def _gives(
-    action: Action, durations: _Durations, stages: int, micro_batches: int, explicit: bool, crosses: list[bool]
-) -> list[tuple[int, float]]:
-    """The messages that an action sends on its way, and how long they take."""
-    messages = []
-    for stage, kind, micro_batch, _, _ in action.parts:
-        if kind is Kind.F or kind is Kind.SEND_F:
-            far = stage + 1 < stages and crosses[stage]
-            if (kind is Kind.SEND_F) == (explicit and far):
-                messages.append((2 * (stage * micro_batches + micro_batch), durations.send_forward[stage] * far))
-        elif kind is Kind.B or kind is Kind.I or kind is Kind.SEND_B:
-            far = stage > 0 and crosses[stage - 1]
-            if (kind is Kind.SEND_B) == (explicit and far):
-                messages.append((2 * (stage * micro_batches + micro_batch) + 1, durations.send_backward[stage] * far))
-    return messages
 
 
 def _complain_if_stuck(plan: Plan, events: list[list[Event]]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pipeline.plan.action import COMMUNICATION, SENDS, Action, Kind, PlanError
+from pipeline.plan.dependencies import Dependencies
 from pipeline.plan.plan import Plan
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -107,6 +108,8 @@ def _chunk_faults(plan: Plan) -> list[Fault]:
                     continue
                 kinds = seen[part.stage, part.micro_batch]
                 reason = _why_out_of_order(part, kinds)
+                if part is action.parts[-1] and len({other[::2] for other in action.parts}) < len(action.parts):
+                    reason = "a chunk cannot overlap with itself"
                 if reason:
                     found.append(Fault(rank, position, action, reason))
                 kinds.add(part.kind)
@@ -184,11 +187,11 @@ def _transfers_of(plan: Plan, rank: int) -> list[tuple[tuple[int, Kind, int], tu
 
 def _deadlock(plan: Plan) -> list[Fault]:
     """Run the rows with blocking sends; every rank that does not reach its end is a fault."""
-    explicit = plan.has_communication
+    dependencies = Dependencies(plan)
     position = [0] * plan.ranks
-    done: set[tuple[int, bool, int]] = set()
-    waiting: dict[tuple[int, bool, int], list[int]] = {}
-    at_message: dict[tuple[int, int, bool, int], int] = {}
+    given: set[int] = set()
+    waiting: dict[int, list[int]] = {}
+    at_transfer: dict[tuple[int, int, bool, int], int] = {}
     runnable = list(range(plan.ranks))
     while runnable:
         rank = runnable.pop()
@@ -196,60 +199,46 @@ def _deadlock(plan: Plan) -> list[Fault]:
         while position[rank] < len(row):
             action = row[position[rank]]
             if action.kind in COMMUNICATION:
-                message = _message(action)
-                peer = at_message.pop(message, None)
+                peer = at_transfer.pop(_transfer(action), None)
                 if peer is None:
-                    at_message[message] = rank
+                    at_transfer[_transfer(action)] = rank
                     break
                 position[peer] += 1
                 runnable.append(peer)
             else:
-                need = next((need for need in _inputs(plan, action, explicit) if need not in done), None)
-                if need is not None:
-                    waiting.setdefault(need, []).append(rank)
+                missing = next((message for message in dependencies.needs(action) if message not in given), None)
+                if missing is not None:
+                    waiting.setdefault(missing, []).append(rank)
                     break
-                for part in action.parts:
-                    if part.kind is Kind.F or part.kind in _BACKWARD:
-                        made = (part.stage, part.kind is Kind.F, part.micro_batch)
-                        done.add(made)
-                        runnable += waiting.pop(made, ())
+                for message in dependencies.gives(action):
+                    given.add(message)
+                    runnable += waiting.pop(message, ())
             position[rank] += 1
     return [
-        Fault(rank, position[rank], row[position[rank]], _why_stuck(plan, row[position[rank]], position, done))
+        Fault(rank, position[rank], row[position[rank]], _why_stuck(plan, dependencies, rank, position, given))
         for rank, row in enumerate(plan.rows)
         if position[rank] < len(row)
     ]
 
 
-def _message(action: Action) -> tuple[int, int, bool, int]:
+def _transfer(action: Action) -> tuple[int, int, bool, int]:
     """What a send and its receive have in common: the two stages, the direction, the micro-batch."""
     peer = peer_stage(action)
     is_forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
     return min(action.stage, peer), max(action.stage, peer), is_forward, action.micro_batch
 
 
-def _inputs(plan: Plan, action: Action, explicit: bool) -> list[tuple[int, bool, int]]:
-    """What an action needs from other stages and does not receive: (stage, whether its forward, micro-batch)."""
-    needs = []
-    for stage, kind, micro_batch, _, _ in action.parts:
-        if kind is Kind.F and stage and not (explicit and plan.placement.crosses(stage - 1)):
-            needs.append((stage - 1, True, micro_batch))
-        elif kind in _BACKWARD and stage + 1 < plan.stages and not (explicit and plan.placement.crosses(stage)):
-            needs.append((stage + 1, False, micro_batch))
-    return needs
-
-
-def _why_stuck(plan: Plan, action: Action, position: list[int], done: set[tuple[int, bool, int]]) -> str:
+def _why_stuck(plan: Plan, dependencies: Dependencies, rank: int, position: list[int], given: set[int]) -> str:
+    action = plan.rows[rank][position[rank]]
     if action.kind in COMMUNICATION:
-        peer = plan.placement.rank_of(peer_stage(action))
-        other = f"{peer_stage(action)}{_MATCHING[action.kind].value}{action.micro_batch}"
-        return f"deadlock: waits for {other} of rank {peer}, which is {_where(plan, peer, position)}"
-    for stage, is_forward, micro_batch in _inputs(plan, action, plan.has_communication):
-        if (stage, is_forward, micro_batch) not in done:
-            peer = plan.placement.rank_of(stage)
-            what = f"{'forward' if is_forward else 'backward'} of micro-batch {micro_batch} through stage {stage}"
-            return f"deadlock: waits for the {what} on rank {peer}, which is {_where(plan, peer, position)}"
-    return "deadlock"
+        stage = peer_stage(action)
+        awaited = f"{stage}{_MATCHING[action.kind].value}{action.micro_batch}"
+    else:
+        message = next(message for message in dependencies.needs(action) if message not in given)
+        stage = dependencies.lane(message) // 2
+        awaited = f"the {dependencies.name(message)}"
+    peer = plan.placement.rank_of(stage)
+    return f"deadlock: waits for {awaited} on rank {peer}, which is {_where(plan, peer, position)}"
 
 
 def _where(plan: Plan, rank: int, position: list[int]) -> str:

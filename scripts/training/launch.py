@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from hyper_parallel.platform.mindspore.environment import check_device, check_mindspore_version, device_target
 from pipeline.launch import Cluster, Job, LaunchError, check_port, free_port
 from scripts.training import checkpoint, report
 from scripts.training.options import check, model_sizes, parse
@@ -34,8 +33,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         check(options)
         _check_out(options)
-        check_mindspore_version()
-        check_device(device_target())
+        _check_environment()
         cluster = _cluster(options)
     except (ValueError, RuntimeError, ImportError) as error:
         return _refuse(error)
@@ -65,6 +63,14 @@ def _refuse(error: Exception) -> int:
 
 def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
+
+
+def _check_environment() -> None:
+    """See that MindSpore and the device are there. Imported here, so that a wrong MindSpore is told like the rest."""
+    from hyper_parallel.platform.mindspore.environment import check_device, check_mindspore_version, device_target
+
+    check_mindspore_version()
+    check_device(device_target())
 
 
 def _check_out(options: argparse.Namespace) -> None:
@@ -117,7 +123,7 @@ def _prepare(options: argparse.Namespace, cluster: Cluster) -> Job:
 
 def _environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "DEVICE_TARGET": device_target()}
+    return {"PYTHONPATH": path}
 
 
 def _follow(job: Job, options: argparse.Namespace) -> bool:

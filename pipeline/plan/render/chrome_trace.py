@@ -40,4 +40,10 @@ def _events(process: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
             yield {"ph": "X", "name": str(action), "cat": action.kind.value, **place, **time, "args": details}
     for rank, curve in enumerate(timeline.memory):
         for time, held in curve:
-            yield {"ph": "C", "name": f"memory of rank {rank}", "pid": process, "ts": time * unit, "args": {"held": held}}
+            yield {
+                "ph": "C",
+                "name": f"memory of rank {rank}",
+                "pid": process,
+                "ts": time * unit,
+                "args": {"held": held},
+            }

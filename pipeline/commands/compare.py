@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.commands.drawing import print_table
 from pipeline.commands.options import (
     RECOMPUTE_MODES,
     add_plan_options,
@@ -21,11 +22,11 @@ from pipeline.commands.options import (
     chosen_costs,
     print_json,
     reports_errors,
-    search,
     with_passes,
 )
-from pipeline.plan import SCHEDULES, Plan, PlanError, Simulation, make_plan, simulate, validate
+from pipeline.plan import SCHEDULES, Plan, PlanError, make_plan, simulate, validate
 from pipeline.plan.cost_file import CostModel, recut
+from pipeline.plan.search import auto
 
 _COLUMNS = (
     "ranks",
@@ -124,15 +125,18 @@ def _plan(case: Case, args: argparse.Namespace, model: CostModel) -> tuple[Plan 
         plan = make_plan(case.schedule, case.ranks, case.micro_batches, args.virtual)
         plan = with_passes(plan, case.recompute, args.lead, args.max_pending_weight)
         return plan, recut(model, case.ranks, plan.stages)
-    found = [
-        (result, cut)
-        for cut in (recut(model, case.ranks, case.ranks * virtual) for virtual in (1, 2))
-        for result in searched(case, cut)
-    ]
-    if not found:
-        return None, model
-    result, cut = min(found, key=lambda pair: pair[0].simulation.makespan)
-    return result.plan, cut
+    cut = recut(model, case.ranks, model.stages or case.ranks * (args.virtual or 1))
+    try:
+        return _searched(case, cut), cut
+    except PlanError:
+        return None, cut
+
+
+def _searched(case: Case, cut: CostModel) -> Plan:
+    modes = RECOMPUTE_MODES[: RECOMPUTE_MODES.index(case.recompute) + 1]
+    return auto(
+        case.ranks, case.micro_batches, cut.costs, cut.memory, case.memory_limit, cut.stages or case.ranks, modes
+    ).plan
 
 
 def _order(row: dict[str, Any]) -> tuple[float, ...]:
@@ -149,7 +153,6 @@ def _write_csv(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]], unit: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     for size, group in itertools.groupby(rows, lambda row: (row["ranks"], row["micro_batches"], row["memory_limit"])):
@@ -159,7 +162,7 @@ def _print_table(rows: list[dict[str, Any]], unit: str) -> None:
         table.add_column("schedule")
         table.add_column("recompute")
         makespan = f"makespan ({unit})" if unit else "makespan"
-        for heading in ("v", makespan, "against best", "bubble", "bubble %", "peak activations", "peak memory"):
+        for heading in ("v", makespan, "against best", "bubble", "bubble %", "peak chunks", "peak memory"):
             table.add_column(heading, justify="right")
         best = None
         for row in group:
@@ -179,4 +182,4 @@ def _print_table(rows: list[dict[str, Any]], unit: str) -> None:
                 f"{row['peak_memory']:g}" + ("" if row["within_memory_limit"] else " over the limit"),
                 style=None if row["within_memory_limit"] else "red",
             )
-        Console().print(table)
+        print_table(table)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
-from pipeline.plan import SCHEDULES, Costs, Memory, Plan, PlanError, make_plan
+from pipeline.plan import SCHEDULES, Plan, PlanError, make_plan
 from pipeline.plan.cost_file import CostModel, read_cost_file, read_cost_text
 from pipeline.plan.passes import insert_recompute, limit_pending_weight
 
@@ -29,8 +29,12 @@ def add_plan_options(parser: argparse.ArgumentParser, several: bool = False) -> 
     text = _list_of(str) if several else str
     parser.add_argument("--schedule", metavar="NAME", type=text, help=f"one of {names}")
     parser.add_argument("--ranks", metavar=numbers, type=number, help="how many ranks")
-    parser.add_argument("--micro-batches", metavar=numbers.replace("P", "M"), type=number, help="how many micro-batches")
-    parser.add_argument("--virtual", metavar="V", type=int, help="stages per rank, where the schedule leaves the choice")
+    parser.add_argument(
+        "--micro-batches", metavar=numbers.replace("P", "M"), type=number, help="how many micro-batches"
+    )
+    parser.add_argument(
+        "--virtual", metavar="V", type=int, help="stages per rank, where the schedule leaves the choice"
+    )
     costs = parser.add_mutually_exclusive_group()
     costs.add_argument(
         "--cost",
@@ -69,9 +73,12 @@ def reports_errors(run: Callable[[argparse.Namespace], int]) -> Callable[[argpar
     def with_report(args: argparse.Namespace) -> int:
         try:
             return run(args)
-        except (PlanError, OSError) as error:
-            print(f"pipeline {args.command}: {error}", file=sys.stderr)
-            return 2
+        except PlanError as error:
+            message = str(error)
+        except OSError as error:
+            message = f"expected a file that can be opened, saw {error.filename!r} ({error.strerror}); check the path"
+        print(f"pipeline {args.command}: {message}", file=sys.stderr)
+        return 2
 
     return with_report
 
@@ -121,14 +128,11 @@ def chosen_costs(args: argparse.Namespace) -> CostModel:
     return read_cost_text(args.cost or "")
 
 
-def search(args: argparse.Namespace, model: CostModel, **sizes: Any) -> Any:
-    """Run `auto` with a progress bar on the terminal.
-
-    Args:
-        args: the options; of these recompute, lead and max_pending_weight are read.
-        model: the costs.
-        **sizes: what else `pipeline.plan.search.auto` takes.
-    """
+def _searched(args: argparse.Namespace, model: CostModel) -> Plan:
+    mode = args.recompute or "none"
+    check_recompute(mode)
+    if args.max_pending_weight is not None or args.lead != 1:
+        raise PlanError("expected auto without --lead and --max-pending-weight, which the search chooses itself")
     from rich.console import Console
     from rich.progress import Progress
 
@@ -136,28 +140,16 @@ def search(args: argparse.Namespace, model: CostModel, **sizes: Any) -> Any:
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("search", total=1.0)
-        return auto(
-            costs=model.costs,
-            memory=model.memory,
+        result = auto(
+            args.ranks,
+            args.micro_batches,
+            model.costs,
+            model.memory,
+            args.memory_limit,
+            model.stages or args.ranks * (args.virtual or 1),
+            RECOMPUTE_MODES[: RECOMPUTE_MODES.index(mode) + 1],
             progress=lambda share: progress.update(task, completed=share),
-            **sizes,
         )
-
-
-def _searched(args: argparse.Namespace, model: CostModel) -> Plan:
-    mode = args.recompute or "none"
-    check_recompute(mode)
-    if args.max_pending_weight is not None or args.lead != 1:
-        raise PlanError("expected auto without --lead and --max-pending-weight, which the search chooses itself")
-    result = search(
-        args,
-        model,
-        ranks=args.ranks,
-        micro_batches=args.micro_batches,
-        stages=model.stages or args.ranks * (args.virtual or 1),
-        memory_limit=args.memory_limit,
-        recompute=RECOMPUTE_MODES[: RECOMPUTE_MODES.index(mode) + 1],
-    )
     best = result.best_named
     gain = 1.0 - result.simulation.makespan / best.simulation.makespan if best else 0.0
     against = f"{100 * gain:.2f} % less than {best.plan.name}" if best else "no named schedule keeps within the limit"
@@ -176,20 +168,3 @@ def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 def print_json(content: Any) -> None:
     """One JSON value on standard output."""
     print(json.dumps(content))
-
-
-__all__ = [
-    "RECOMPUTE_MODES",
-    "Costs",
-    "Memory",
-    "add_output_options",
-    "add_plan_options",
-    "add_plan_source",
-    "check_recompute",
-    "chosen_costs",
-    "chosen_plan",
-    "print_json",
-    "reports_errors",
-    "search",
-    "with_passes",
-]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pipeline.commands.drawing import save
+from pipeline.commands.drawing import print_table, save
 from pipeline.commands.options import (
     add_output_options,
     add_plan_source,
@@ -57,7 +57,6 @@ def summary(plan: Plan, simulation: Simulation, memory_limit: float | None) -> d
 
 
 def _print_table(plan: Plan, simulation: Simulation, memory_limit: float | None, unit: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     bubble = 100 * simulation.bubble / (simulation.makespan or 1.0)
@@ -66,7 +65,7 @@ def _print_table(plan: Plan, simulation: Simulation, memory_limit: float | None,
         f"span bubble {simulation.span_bubble:g}, {sum(map(len, plan.rows))} actions"
     )
     table = Table(title=title, title_justify="left")
-    for heading in ("rank", "busy", "idle", "peak activations", "peak memory"):
+    for heading in ("rank", "busy", "idle", "peak chunks", "peak memory"):
         table.add_column(heading, justify="right")
     table.add_column("peak at")
     for rank, busy in enumerate(simulation.busy):
@@ -81,4 +80,4 @@ def _print_table(plan: Plan, simulation: Simulation, memory_limit: float | None,
             f"{peak.action} at {peak.time:g}" if peak else "",
             style="red" if over else None,
         )
-    Console().print(table)
+    print_table(table)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from pathlib import Path
 
 from pipeline.commands.options import print_json, reports_errors
-from pipeline.plan import Action, Fault, Plan, PlanError, faults
+from pipeline.plan import Fault, Plan, PlanError, faults
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,10 +22,9 @@ def run(args: argparse.Namespace) -> int:
     text = Path(args.file).read_text()
     try:
         plan = Plan.from_csv(text, micro_batches=args.micro_batches, name=Path(args.file).stem)
+        found: list[Fault | str] = list(faults(plan))
     except PlanError as error:
-        found: list[Fault | str] = list(_unreadable(text)) or [str(error)]
-    else:
-        found = list(faults(plan))
+        found = list(str(error).splitlines())
     if args.json:
         print_json({"valid": not found, "faults": [_content(fault) for fault in found]})
     elif found:
@@ -38,23 +35,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
-def _unreadable(text: str) -> list[str]:
-    """Every cell that is no action, with its row and cell counted from 0."""
-    found = []
-    for rank, cells in enumerate(csv.reader(io.StringIO(text))):
-        for position, cell in enumerate(cells):
-            try:
-                Plan.from_csv(cell)
-            except PlanError as error:
-                if cell.strip():
-                    found.append(f"rank {rank}, position {position}: {error}")
-    return found
-
-
 def _content(fault: Fault | str) -> dict[str, object]:
     if isinstance(fault, str):
         return {"reason": fault}
     return {"rank": fault.rank, "position": fault.position, "action": str(fault.action), "reason": fault.reason}
-
-
-__all__ = ["Action", "add_arguments", "run"]

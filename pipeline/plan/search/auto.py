@@ -28,7 +28,7 @@ from pipeline.plan.simulate import Simulation, simulate
 from pipeline.plan.validate import faults
 
 # How many steps the search may schedule or time, for effort 1. Some seconds on one core.
-_STEPS = 500_000
+_STEPS = 300_000
 _SHARE_OF_POLICIES = 0.6
 _FINALISTS = 4
 

@@ -99,7 +99,7 @@ class _Rank:
         return [time + (recompute if lazy else 0.0) for time, recompute, lazy in costs]
 
     def _set_memory(self) -> None:
-        """By stage: what F takes, what a replay adds, what dw holds after dx; and what one micro-batch needs at most."""
+        """By stage what F takes, what a replay adds, what is held after dx; and what a micro-batch needs at most."""
         figures, checkpointed = self.problem.figures, self.policy.checkpointed
         self.taken = {s: figures.kept[s] if checkpointed[s] else figures.activation[s] for s in self.stages}
         self.replayed = {s: figures.recomputed[s] if checkpointed[s] else 0.0 for s in self.stages}

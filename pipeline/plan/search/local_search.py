@@ -100,5 +100,3 @@ def _may_swap(problem: Problem, first: int, second: int) -> bool:
     first_kind, first_stage, first_micro_batch = problem.parts(first)
     kind, stage, micro_batch = problem.parts(second)
     return stage != first_stage or (micro_batch != first_micro_batch and kind != first_kind)
-
-

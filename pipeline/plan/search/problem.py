@@ -153,13 +153,12 @@ class Problem:
         for step in row:
             of = step // micro_batches
             kind, stage = divmod(of, stages)
-            whole = figures.kept[stage] + figures.recomputed[stage] if checkpointed[stage] else figures.activation[stage]
+            kept = figures.kept[stage] if checkpointed[stage] else figures.activation[stage]
+            whole = kept + (figures.recomputed[stage] if checkpointed[stage] else 0.0)
             pending = whole if figures.pending is None else figures.pending[stage]
             if kind == F:
-                level += figures.kept[stage] if checkpointed[stage] else whole
-            elif kind == R:
-                level += figures.recomputed[stage]
-            elif kind == I and checkpointed[stage] and self.replays_lazily:
+                level += kept
+            elif kind == R or (kind == I and checkpointed[stage] and self.replays_lazily):
                 level += figures.recomputed[stage]
             peak = max(peak, level)
             if kind == I:

@@ -17,7 +17,7 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Tensor:
 
 
 def linear(rng: np.random.Generator, width: int, outputs: int, has_bias: bool = False) -> nn.Dense:
-    """A layer without activation. nn.Dense multiplies by transposed weights in place; a transposed view costs a copy on CPU."""
+    """A layer without activation. nn.Dense multiplies by its weight transposed; a transposed view is copied on CPU."""
     return nn.Dense(width, outputs, weight_init=normal(rng, outputs, width, scale=width**-0.5), has_bias=has_bias)
 
 

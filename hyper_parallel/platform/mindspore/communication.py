@@ -5,7 +5,9 @@ The only file that touches MindSpore's communication. Three things differ betwee
 1. The world group's name. MindSpore fixes the default group at import as hccl's, so every call here names its group, and
    the rank cache of the default group, which `isend` consults, is filled by hand.
 2. What "do not block" means. On Ascend `isend` and `irecv` return a handle. On CPU, with launch blocking, `isend` returns
-   only when the bytes are handed over; a sender thread takes that wait, and the interpreter lock is free meanwhile.
+   when the bytes are handed over to the receiving process, whether it has asked for them or not. A thread for sending
+   would not help: launch blocking lets one operator run at a time, so a receive that waits on one thread keeps every
+   send on another from starting, and two ranks that wait for each other hang.
 3. What "posted ahead" means. On Ascend a receive is started before it is needed. On CPU mccl keeps arrived messages in
    the receiving process, so a message is already there when a late receive asks for it.
 
@@ -17,8 +19,6 @@ from __future__ import annotations
 
 import collections
 import os
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -33,10 +33,6 @@ PRIVATE_INTERFACES: tuple[str, ...] = ("mindspore.ops.function.comm_func._GROPU_
 
 WORLD_GROUPS = {"CPU": "mccl_world_group", "Ascend": "hccl_world_group"}
 BACKENDS = {"CPU": "mccl", "Ascend": "hccl"}
-
-
-class CommunicationError(RuntimeError):
-    """A message could not be sent or received."""
 
 
 class World:
@@ -156,68 +152,25 @@ def post_receive(world: World, shape: Sequence[int], dtype: Any, source: int) ->
     return kind(world, shape, dtype, source)
 
 
-class ThreadSender:
-    """CPU: one thread sends what is put into its queue, in that order, so that the caller never waits.
-
-    Handing over a small tensor takes less than waking a thread.
-    """
-
-    SMALL = 1 << 14
+class DirectSender:
+    """CPU: a tensor is handed over at once, on the calling thread. The receiver need not have asked for it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._idle = threading.Condition()
-        self._pending = 0
-        self._failure: Optional[BaseException] = None
-        self._thread = threading.Thread(target=self._work, name="pipeline-sender", daemon=True)
-        self._thread.start()
 
     def send(self, tensor: Tensor, destination: int) -> None:
-        """Send a small tensor now if no other is under way, else queue it. It must not be changed until it is sent."""
-        self._raise_failure()
-        if tensor.nbytes <= self.SMALL and self.pending() == 0:
-            send(self._world, tensor, destination)
-            return
-        with self._idle:
-            self._pending += 1
-        self._queue.put((tensor, destination))
+        """Hand a tensor over; its memory may be used again afterwards."""
+        send(self._world, tensor, destination)
 
     def pending(self) -> int:
         """How many tensors are not yet handed over."""
-        with self._idle:
-            return self._pending
+        return 0
 
     def flush(self) -> None:
-        """Wait until everything is handed over."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._pending == 0 or self._failure is not None)
-        self._raise_failure()
+        """Nothing is under way."""
 
     def close(self) -> None:
-        """End the thread after what is queued."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise CommunicationError(f"A message could not be sent: {self._failure}") from self._failure
-
-    def _work(self) -> None:
-        while True:
-            item = self._queue.get()
-            if item is None:
-                return
-            try:
-                if self._failure is None:
-                    send(self._world, *item)
-            except BaseException as error:
-                self._failure = error
-            finally:
-                item = None
-                with self._idle:
-                    self._pending -= 1
-                    self._idle.notify_all()
+        """Nothing is held."""
 
 
 class StreamSender:
@@ -247,5 +200,5 @@ class StreamSender:
 
 def sender(world: World) -> Any:
     """What sends without blocking on this device: `send(tensor, destination)`, `pending()`, `flush()`, `close()`."""
-    makers: dict[str, Callable[[World], Any]] = {"CPU": ThreadSender, "Ascend": StreamSender}
+    makers: dict[str, Callable[[World], Any]] = {"CPU": DirectSender, "Ascend": StreamSender}
     return makers[world.device_target](world)

@@ -32,18 +32,20 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Plan:
 def interleaved_one_f_one_b(ranks: int, micro_batches: int, virtual: int = 2) -> Plan:
     """1F1B over `virtual` stages per rank (Narayanan et al. 2021, section 2.2 and figure 4 below).
 
-    Micro-batches go in groups of `ranks`: a group passes through the rank's first stage, then through its second, and so
-    on. The figure needs whole groups. Here the last group may be smaller, so any number of micro-batches will do.
+    Micro-batches go in groups of `ranks`: a group passes through the rank's first stage, then through its second, and
+    so on. The figure needs whole groups. If the last one is not, the plan is that for whole groups without the
+    micro-batches that are not there: taking some out of a plan never makes the others wait longer.
     """
     check_sizes(ranks, micro_batches, virtual)
-    groups = [range(start, min(start + ranks, micro_batches)) for start in range(0, micro_batches, ranks)]
+    groups = [range(start, start + ranks) for start in range(0, micro_batches, ranks)]
     rows = []
     for rank in range(ranks):
         stages = [rank + turn * ranks for turn in range(virtual)]
         forwards = [forward(stage, k) for group in groups for stage in stages for k in group]
         backwards = [backward(stage, k) for group in groups for stage in reversed(stages) for k in group]
         warm_up = (virtual - 1) * ranks + 2 * (ranks - 1 - rank)
-        rows.append(_warm_up_then_alternate(forwards, backwards, warm_up))
+        row = _warm_up_then_alternate(forwards, backwards, warm_up)
+        rows.append(tuple(action for action in row if action.micro_batch < micro_batches))
     return Plan(tuple(rows), loop(ranks, virtual), micro_batches, "interleaved")
 
 

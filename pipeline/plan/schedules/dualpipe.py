@@ -43,7 +43,7 @@ def _row(rank: int, ranks: int, micro_batches: int) -> Row:
     # 4. The steady state: both forwards overlap with the other stage's backward.
     for turn in range(drawn - 2 * ranks + rank + 1):
         if turn == 0 and after == 0:
-            # The last rank turns the V: its first backward needs the loss of a forward that has only just come back.
+            # The last rank turns the V. Apart, its forward need not wait for the gradient that its backward waits for.
             row.forward(down)
             row.backward(up)
         else:

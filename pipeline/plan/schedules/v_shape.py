@@ -1,4 +1,4 @@
-"""zbv, dualpipe"""
+"""Schedules over a V of two stages per rank, with a split backward: ZB-V (Qi et al. 2023)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pipeline.plan.schedules.row import RowWriter, check_sizes
 
 
 def zb_v(ranks: int, micro_batches: int) -> Plan:
-    """Two stages per rank in a V (Qi et al. 2023, section 6, figure 8): no waiting between a rank's first and last action
-    if F, I and W take equally long, with the memory of 1F1B's first rank on every rank."""
+    """No rank waits between its first and last action if F, I and W take equally long; 2 * ranks chunks on every rank.
+
+    Source: Qi et al. 2023, section 6, figure 8. Drawn for at least 2 * ranks - 1 micro-batches.
+    """
     check_sizes(ranks, micro_batches)
     rows = tuple(_zb_v_row(rank, ranks, micro_batches) for rank in range(ranks))
     return Plan(rows, v_shape(ranks), micro_batches, "zb-v")

@@ -127,7 +127,7 @@ def _draw_boxes(axes: Any, places: list[tuple[float, float, float, float]], colo
     corners = [
         [(start, low), (end, low), (end, low + height), (start, low + height)] for start, end, low, height in places
     ]
-    axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=0.6))
+    axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=0.6, clip_on=False))
 
 
 def _label(axes: Any, part: Action, start: float, end: float, y: float, height: float, inches_per_time: float) -> None:
@@ -135,7 +135,7 @@ def _label(axes: Any, part: Action, start: float, end: float, y: float, height: 
     text = str(part.micro_batch)
     points = min(_LABEL_POINTS, 72 * (end - start) * inches_per_time / (0.75 * len(text)), 20 * height)
     if points >= 3:
-        axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=points, color=_INK, clip_on=True)
+        axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=points, color=_INK)
 
 
 def _shade(colour: str, index: int, count: int) -> str:

@@ -144,7 +144,7 @@ def _shade(colour: str, index: int, count: int) -> str:
         return colour
     red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
-    darker = colorsys.hls_to_rgb(hue, light - 0.22 * index / (count - 1), saturation)
+    darker = colorsys.hls_to_rgb(hue, light - 0.16 * index / (count - 1), saturation)
     return "#" + "".join(f"{round(255 * value):02x}" for value in darker)
 
 

@@ -98,8 +98,8 @@ class Chunk:
         Parameters in the arguments stay what they are.
 
         Returns:
-            What `fn` returned, its tensors detached. Those that a gradient is wanted for are marked as requiring one, so
-            that whoever takes them over, here or on another rank, asks for it.
+            What `fn` returned, its tensors detached. Those that a gradient is wanted for are marked as requiring one,
+            so that whoever takes them over, here or on another rank, asks for it.
         """
         with self._step("forward", ChunkState.FORWARDED), self._session.collecting(), recording():
             self._look_at(args, kwargs)

@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Tensor
 
 from hyper_parallel.platform.mindspore import communication
-from pipeline.execution.faults import Failure, Place, Reporter, marked_row
+from pipeline.execution.faults import Failure, PipelineError, Place, Reporter, marked_row
 from pipeline.execution.grid import RankGrid
 from pipeline.execution.monitor import Monitor
 from pipeline.execution.watch import Watch
@@ -36,12 +36,17 @@ def meet(
         problem: why this rank cannot take part, or empty. All ranks learn it.
 
     Returns:
-        this rank's watch, and on rank 0 the monitor.
+        this rank's watch, and on rank 0 the monitor. A rank that is alone has nobody to watch.
 
     Raises:
         PipelineError: a rank is missing, has a problem, or runs another plan or version.
     """
     reporter = Reporter(plans, grid)
+    watch = Watch(world.rank, timeout, reporter)
+    if world.size == 1:
+        if problem:
+            raise PipelineError(_problem(0, problem))
+        return watch, None
     monitor = None
     here = [0, 0, 0, 0, 0]
     if world.rank == 0:
@@ -51,7 +56,6 @@ def meet(
         )
         here = [*map(int, address.split(".")), monitor.port]
     *parts, port = communication.broadcast(world, Tensor(np.asarray(here, np.int32)), 0).asnumpy().tolist()
-    watch = Watch(world.rank, timeout, reporter)
     watch.connect((".".join(map(str, parts)), port), _hello(plans[0], grid.pipeline_rank(world.rank), problem))
     return watch, monitor
 
@@ -77,7 +81,7 @@ def _difference(hellos: dict[int, dict], plan: Plan, reporter: Reporter) -> Fail
     """Why the ranks may not start together, None if they may."""
     for rank in sorted(hellos):
         if hellos[rank]["problem"]:
-            return Failure(rank, f"rank {rank}, at the start: {hellos[rank]['problem']}")
+            return _problem(rank, hellos[rank]["problem"])
     for rank in sorted(hellos):
         ours, theirs = hellos[0]["versions"], hellos[rank]["versions"]
         if ours != theirs:
@@ -87,6 +91,10 @@ def _difference(hellos: dict[int, dict], plan: Plan, reporter: Reporter) -> Fail
         if hellos[rank]["digest"] != hellos[0]["digest"]:
             return _plan_difference(rank, hellos[rank], plan, reporter)
     return None
+
+
+def _problem(rank: int, problem: str) -> Failure:
+    return Failure(rank, f"rank {rank}, at the start: {problem}")
 
 
 def _plan_difference(rank: int, hello: dict, plan: Plan, reporter: Reporter) -> Failure:

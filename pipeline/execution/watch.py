@@ -133,9 +133,7 @@ class Watch:
             self._line.wait(INTERVAL)
             for message in self._line.read():
                 if "failure" in message:
-                    failure = Failure(**message["failure"])
-                    self._leave_note(failure)
-                    raise PipelineError(failure)
+                    raise PipelineError(Failure(**message["failure"]))
                 if "go" in message:
                     return
         raise PipelineError(self._reporter.failure(0, Place(), GONE))

@@ -88,6 +88,11 @@ def init(device_target: Optional[str] = None) -> World:
     return World(get_rank(), get_group_size(), WORLD_GROUPS[target], target)
 
 
+def alone(device_target: str = "CPU") -> World:
+    """The world of a process that msrun did not start: one rank."""
+    return World(0, 1, WORLD_GROUPS[device_target], device_target)
+
+
 def create_group(world: World, name: str, ranks: Sequence[int]) -> str:
     """Make a group of some ranks and return its name. Every member must call this with the same arguments."""
     full = f"{name}_{'_'.join(str(rank) for rank in ranks)}"
@@ -97,20 +102,23 @@ def create_group(world: World, name: str, ranks: Sequence[int]) -> str:
 
 def barrier(world: World, group: Optional[str] = None) -> None:
     """Wait until every rank of the group is here."""
-    ops.barrier(group=group or world.group)
+    if world.size > 1:
+        ops.barrier(group=group or world.group)
 
 
 def all_reduce(world: World, tensor: Tensor, group: Optional[str] = None) -> Tensor:
     """Sum a tensor over the ranks of a group. Returns a new tensor; the argument keeps its value."""
     total = tensor.copy()
-    ops.all_reduce(total, group=group or world.group)
+    if world.size > 1:
+        ops.all_reduce(total, group=group or world.group)
     return total
 
 
 def broadcast(world: World, tensor: Tensor, source: int, group: Optional[str] = None) -> Tensor:
     """Give every rank of the group the tensor of `source` (a world rank). Returns a new tensor."""
     copy = tensor.copy()
-    ops.broadcast(copy, source, group=group or world.group)
+    if world.size > 1:
+        ops.broadcast(copy, source, group=group or world.group)
     return copy
 
 

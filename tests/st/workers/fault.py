@@ -1,4 +1,4 @@
-"""Something goes wrong on rank 1 in the second step. Arguments: raise, kill, hang, freeze; the time-out in seconds."""
+"""Something goes wrong in the second step. Arguments: raise, kill, hang or freeze; time-out in seconds; rank."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def misbehave(how: str) -> None:
 
 
 def main() -> None:
-    """Train; rank 1 misbehaves in backward 2 of the second step."""
-    how, timeout = sys.argv[1], float(sys.argv[2])
+    """Train; one rank misbehaves in backward 2 of the second step."""
+    how, timeout, culprit = sys.argv[1], float(sys.argv[2]), int((sys.argv[3:] or ["1"])[0])
     prepare_process("CPU")
     world = communication.init()
     stage = PipelineStage(model.piece(world.rank, world.size), world.rank, world.size)
@@ -39,7 +39,7 @@ def main() -> None:
     steps = 0
 
     def backward(step, action) -> None:
-        if world.rank == 1 and steps == 1 and action.micro_batch == 2:
+        if world.rank == culprit and steps == 1 and action.micro_batch == 2:
             misbehave(how)
         step.run_default(action)
 

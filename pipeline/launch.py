@@ -341,7 +341,7 @@ class Job:
         return time.monotonic() - worker.gone_since > _SECONDS_FOR_A_FAILURE_FILE
 
     def _ended_after_all_finished(self) -> Optional[bool]:
-        """Wait for the workers to end by themselves. The scheduler takes longer, and there is nothing it can still do."""
+        """Wait for the workers to end by themselves. The scheduler takes longer, for nothing."""
         self._all_finished_since = self._all_finished_since or time.monotonic()
         waited = time.monotonic() - self._all_finished_since
         still_there = any(worker.alive() for worker in self._workers.values())

@@ -192,7 +192,12 @@ class Executor:
     """
 
     def __init__(
-        self, plan: Plan, rank: int, stages: Sequence[PipelineStage], transport: Transport, watch: Watch
+        self,
+        plan: Plan,
+        rank: int,
+        stages: Sequence[PipelineStage],
+        transport: Transport,
+        watch: Watch,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -226,21 +231,20 @@ class Executor:
         step = Step(self._stages, self._transport, inputs, loss_scale)
         self.trace = Trace()
         self._transport.begin_step(self._expected)
-        row = self.plan.rows[self.rank]
         try:
-            for position, action in enumerate(row):
-                self._watch.enter(position, action)
-                self._run_action(step, position, action)
+            for position, action in enumerate(self.plan.rows[self.rank]):
+                self._watch.enter(position)
+                self._run_action(step, action)
             self._transport.flush()
         finally:
             step.release()
-            self._watch.leave()
         return [step.results[micro_batch] for micro_batch in sorted(step.results)]
 
-    def _run_action(self, step: Step, position: int, action: Action) -> None:
+    def _run_action(self, step: Step, action: Action) -> None:
         try:
             asked = Trace.now()
             step.wait_for_inputs(action)
+            self._watch.works()
             start = Trace.now()
             hook = self._hooks.get(action.kind)
             if hook is None:
@@ -249,7 +253,7 @@ class Executor:
                 hook(step, action)
             self.trace.add(action, asked, start, Trace.now())
         except Exception as error:
-            raise ActionError(self.plan, self.rank, position, error) from error
+            raise ActionError(self._watch.decide(f"{type(error).__name__}: {error}")) from error
 
 
 def message_of(action: Action) -> Message:

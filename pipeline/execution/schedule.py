@@ -13,7 +13,8 @@ One step is `run`, once or several times (the gradients add up), then `gradients
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -21,14 +22,17 @@ from mindspore import Parameter, Tensor
 
 from hyper_parallel.platform.mindspore import communication
 from pipeline.execution.executor import Executor, Hook, forward_only
+from pipeline.execution.faults import PipelineError
 from pipeline.execution.grid import RankGrid
+from pipeline.execution.meeting import meet
 from pipeline.execution.microbatch import BatchDimSpec, Inputs, split
 from pipeline.execution.shared_parameters import SharedParameterInfo, SharedParameters
 from pipeline.execution.stage import PipelineStage
 from pipeline.execution.trace import TraceEvent
 from pipeline.execution.transport import Transport
-from pipeline.execution.watch import Watch
 from pipeline.plan import Kind, Plan, insert_communication, validate
+
+TRAINING, EVALUATION = 0, 1
 
 Stages = Union[PipelineStage, Sequence[PipelineStage]]
 
@@ -45,11 +49,13 @@ class Schedule:
         args_batch_dim: the batch dimension of each positional input; 0 where not given.
         kwargs_batch_dim: the batch dimension of keyword inputs by name; 0 where not given.
         loss_scale: factor on the loss, for 16-bit gradients; `gradients` takes it out again.
+        timeout: seconds after which an action that is not done, or a rank that is silent, counts as hanging and ends the
+            job. Also the longest time for all ranks to make their schedule.
         world: this worker's place in the job; by default the job is joined here.
 
     Raises:
         PlanError: the plan is not valid.
-        ValueError: the number of workers, or the stages, are not those of the plan.
+        PipelineError: the number of workers, the stages, the plan or the software of a rank are not what they should be.
     """
 
     def __init__(
@@ -62,21 +68,23 @@ class Schedule:
         args_batch_dim: Optional[Sequence[BatchDimSpec]] = None,
         kwargs_batch_dim: Optional[Mapping[str, BatchDimSpec]] = None,
         loss_scale: float = 1.0,
+        timeout: float = 300.0,
         world: Optional[communication.World] = None,
     ) -> None:
         self.world = world or communication.init()
         self.plan = validate(plan if plan.has_communication else insert_communication(plan))
         self.grid = RankGrid(plan.ranks, copies)
         self.stages = _sorted(stages)
-        self._check_place()
         self.rank = self.grid.pipeline_rank(self.world.rank)
         self._batch_dims = (args_batch_dim, kwargs_batch_dim)
         self._loss_scale = loss_scale
         self._runs = 0
+        plans = (self.plan, forward_only(self.plan))
+        self._watch, self._monitor = meet(self.world, plans, self.grid, timeout, self._misplaced())
         self._transport = Transport(self.world, self._world_rank_of)
-        self._watch = Watch()
-        self._executor = Executor(self.plan, self.rank, self.stages, self._transport, self._watch)
-        self._evaluator = Executor(forward_only(self.plan), self.rank, self.stages, self._transport, self._watch)
+        self._executor, self._evaluator = (
+            Executor(plan, self.rank, self.stages, self._transport, self._watch) for plan in plans
+        )
         self._copies_group = self._make_copies_group()
         self._shared = SharedParameters(
             shared_parameters, self.stages, self.world.rank, self._world_rank_of, self._transport
@@ -103,13 +111,15 @@ class Schedule:
             MicroBatchError: the batch cannot be cut.
             ActionError: an action failed.
         """
-        results = self._executor.run(self._micro_batches(args, kwargs), self._sensitivity())
+        with self._step(TRAINING):
+            results = self._executor.run(self._micro_batches(args, kwargs), self._sensitivity())
         self._runs += 1
         return results
 
     def evaluate(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Run the forwards only, without gradients. Arguments and result as for `run`."""
-        return self._evaluator.run(self._micro_batches(args, kwargs))
+        with self._step(EVALUATION):
+            return self._evaluator.run(self._micro_batches(args, kwargs))
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The weights of this rank's stages, in the order of `gradients`."""
@@ -126,6 +136,7 @@ class Schedule:
         """
         if not self._runs:
             raise RuntimeError("Expected at least one run before gradients, saw none; call run first.")
+        self._watch.gather()
         self._shared.sum_gradients()
         found = tuple(gradient for stage in self.stages for gradient in stage.gradients())
         if self._copies_group:
@@ -137,6 +148,7 @@ class Schedule:
             stage.clear_gradients()
         self._runs = 0
         communication.barrier(self.world)
+        self._watch.leave()
         return found
 
     def register(self, kind: Kind, hook: Optional[Hook]) -> None:
@@ -156,8 +168,31 @@ class Schedule:
         return self._transport.pending()
 
     def close(self) -> None:
-        """Stop the threads of this schedule."""
+        """Stop the threads of this schedule. The last thing that every rank does with it."""
+        self._watch.close()
+        if self._monitor is not None:
+            self._monitor.close()
         self._transport.close()
+
+    def __enter__(self) -> Schedule:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.close()
+
+    @contextlib.contextmanager
+    def _step(self, plan: int) -> Iterator[None]:
+        """Be watched while a plan runs. What raises outside of an action is told to the other ranks too."""
+        self._watch.begin(plan)
+        try:
+            yield
+        except PipelineError:
+            raise
+        except Exception as error:
+            self._watch.decide(f"{type(error).__name__}: {error}")
+            raise
+        self._watch.leave()
 
     def _sensitivity(self) -> float:
         """The gradient of one micro-batch's loss in the mean over micro-batches and copies."""
@@ -171,20 +206,22 @@ class Schedule:
     def _world_rank_of(self, stage: int) -> int:
         return self.grid.world_rank(self.plan.placement.rank_of(stage), self.grid.copy_of(self.world.rank))
 
-    def _check_place(self) -> None:
+    def _misplaced(self) -> str:
+        """Why this rank cannot run its row, or nothing."""
         expected = self.plan.ranks * self.grid.copies
         if self.world.size != expected:
-            raise ValueError(
-                f"Expected {expected} workers ({self.plan.ranks} ranks of plan {self.plan.name} x {self.grid.copies} "
-                f"copies), got {self.world.size}; start another number of workers or make another plan."
+            return (
+                f"expected {expected} workers ({self.plan.ranks} ranks of plan {self.plan.name} x {self.grid.copies} "
+                f"copies), got {self.world.size}; start another number of workers or make another plan"
             )
-        wanted = self.plan.placement.stages_of(self.grid.pipeline_rank(self.world.rank))
+        wanted = self.plan.placement.stages_of(self.rank)
         got = tuple(stage.stage_index for stage in self.stages)
         if got != wanted or any(stage.stage_num != self.plan.stages for stage in self.stages):
-            raise ValueError(
-                f"Expected stages {list(wanted)} of {self.plan.stages} on rank {self.world.rank}, as plan {self.plan.name} "
-                f"places them, got {self.stages}."
+            return (
+                f"expected stages {list(wanted)} of {self.plan.stages}, as plan {self.plan.name} places them, "
+                f"got {self.stages}; make other stages or another plan"
             )
+        return ""
 
     def _make_copies_group(self) -> Optional[str]:
         if self.grid.copies == 1:

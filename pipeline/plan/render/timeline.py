@@ -71,13 +71,14 @@ class Timeline:
 
     @staticmethod
     def from_json(text: str) -> Timeline:
-        """Read the JSON form. Times are shifted so that the first event starts at 0.
+        """Read the JSON form, or its `events` alone. Times are shifted so that the first event starts at 0.
 
         Raises:
             PlanError: the text is not of that form.
         """
         try:
             content = json.loads(text)
+            content = {"events": content} if isinstance(content, list) else content
             events = [
                 [Event(Action.parse(event["action"]), float(event["start"]), float(event["end"])) for event in row]
                 for row in content["events"]

@@ -15,8 +15,8 @@ class NamedSchedule(Schedule):
     Args:
         stages: the stages of this rank, one or more.
         micro_batch_num: into how many parts `run` cuts the batch.
-        recompute: "prefire" replays checkpointed blocks before their gradient is here, "lazy" when it is; None leaves the
-            replay to the backward, without an action of its own.
+        recompute: "prefire" replays checkpointed blocks before their gradient is here, "lazy" when it is; None leaves
+            the replay to the backward, without an action of its own.
         lead: how many compute actions ahead of its place a pre-fired replay may start.
         last_blocks: pre-fire only so many of a stage's last blocks; None for all.
         split: make dx and dw two actions, for schedules whose backward is whole.

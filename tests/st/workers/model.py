@@ -1,4 +1,4 @@
-"""A small residual model for the multi-process tests, cut into stages, and what one process without checkpointing makes of it."""
+"""A small residual model for the multi-process tests, cut into stages, and its gradients in one process."""
 
 from __future__ import annotations
 

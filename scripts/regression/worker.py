@@ -134,12 +134,14 @@ def main() -> None:
     with reported(world.rank), answers.open("w") as file:
         gc.freeze()
         for case in cases:
+            start = time.perf_counter()
             built, problem = build(case, world, references)
             answer = {"case": case.name, "rank": world.rank, "problem": problem}
             if built:
                 answer.update(built.run())
                 built.close()
                 del built
+            answer["case_seconds"] = time.perf_counter() - start
             file.write(json.dumps(answer) + "\n")
             file.flush()
 

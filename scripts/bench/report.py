@@ -1,8 +1,7 @@
-"""What the benches share: a measurement in a process of its own, the table, the JSON file and the record of the machine.
+"""What the benches share: a measurement in a process of its own, the table, the JSON file, the record of the machine.
 
 A bench is a script that runs itself: without `--only` it starts one child per measurement with `--only CASE MODE`, and
-the child prints its figures as one line of JSON. So no measurement sees the memory pool, the caches or the clock state of
-another one.
+the child prints its figures as one line of JSON. So no measurement sees the memory pool or the caches of another one.
 """
 
 from __future__ import annotations
@@ -63,12 +62,10 @@ def measure_alone(script: str, case: str, mode: str, extra: Sequence[str] = (), 
     """Run one measurement of `script` in its own process and return the figures that it printed."""
     command = [sys.executable, script, "--only", case, mode, *extra]
     child_environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        command, env=child_environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    done = subprocess.run(command, env=child_environment, capture_output=True, text=True, timeout=timeout, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not lines:
-        raise RuntimeError(f"measuring case {case}, mode {mode} failed (exit {done.returncode}):\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"case {case}, mode {mode}: exit {done.returncode}, stderr:\n{done.stderr[-4000:]}")
     return {"case": case, "mode": mode, **json.loads(lines[-1][len(_MARK) :])}
 
 

@@ -65,7 +65,7 @@ def check_all(first: int, examples: int, minutes: float | None, jobs: int) -> It
                 yield from [future.result() for future in finished]
             except BrokenProcessPool:
                 yield from (
-                    (seed, "a worker died on this seed or another one listed here") for seed in running.values()
+                    (seed, "a worker died on this or another one listed here") for seed in running.values()
                 )
                 return
             for future in finished:

@@ -1,0 +1,1 @@
+"""The training job: a small mixture-of-experts language model over a pipeline of stages."""

@@ -64,9 +64,7 @@ def check_all(first: int, examples: int, minutes: float | None, jobs: int) -> It
             try:
                 yield from [future.result() for future in finished]
             except BrokenProcessPool:
-                yield from (
-                    (seed, "a worker died on this or another one listed here") for seed in running.values()
-                )
+                yield from ((seed, "a worker died on this or another one listed here") for seed in running.values())
                 return
             for future in finished:
                 del running[future]

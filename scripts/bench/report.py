@@ -1,7 +1,8 @@
-"""What the benches share: a measurement in a process of its own, the table, the JSON file, the record of the machine.
+"""What the benches share: measurements in processes of their own, table, JSON file, plot, record of the machine.
 
-A bench is a script that runs itself: without `--only` it starts one child per measurement with `--only CASE MODE`, and
-the child prints its figures as one line of JSON. So no measurement sees the memory pool or the caches of another one.
+A bench is a script that runs itself. For each mode it starts a child (`--only CASE MODE`), which measures once for
+every line on its standard input and prints the figures as one line of JSON. So no measurement sees the memory pool or
+the caches of another mode, and a bench of times can still take its modes in turn, many times over.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "figures: "
+
+# A bench also runs from a checkout that is not installed. Children are found there in the same way.
+sys.path.insert(0, str(ROOT))
 
 Row = Mapping[str, Any]
 
@@ -39,6 +44,9 @@ def bench_parser(description: str) -> argparse.ArgumentParser:
 
 def environment() -> dict[str, Any]:
     """Describe what the figures were taken on."""
+    from hyper_parallel.platform.mindspore.environment import device_target
+
+    target = device_target()
     return {
         "machine": platform.machine(),
         "system": platform.system(),
@@ -48,25 +56,56 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "mindspore": metadata.version("mindspore"),
         "numpy": metadata.version("numpy"),
-        "device_target": "CPU",
-        "launch_blocking": True,
+        "device_target": target,
+        "launch_blocking": target == "CPU",
     }
 
 
-def print_figures(figures: Row) -> None:
-    """Hand a child's figures to its parent."""
-    print(_MARK + json.dumps(figures), flush=True)
+def serve(measure: Callable[[], Row]) -> None:
+    """In the child: measure once for each line that the parent writes."""
+    for _ in sys.stdin:
+        print(_MARK + json.dumps(measure()), flush=True)
 
 
-def measure_alone(script: str, case: str, mode: str, extra: Sequence[str] = (), timeout: float = 600) -> dict[str, Any]:
-    """Run one measurement of `script` in its own process and return the figures that it printed."""
-    command = [sys.executable, script, "--only", case, mode, *extra]
-    child_environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, env=child_environment, capture_output=True, text=True, timeout=timeout, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if done.returncode != 0 or not lines:
-        raise RuntimeError(f"case {case}, mode {mode}: exit {done.returncode}, stderr:\n{done.stderr[-4000:]}")
-    return {"case": case, "mode": mode, **json.loads(lines[-1][len(_MARK) :])}
+class ModeProcess:
+    """In the parent: the process of one mode. A context manager, so that no child is left behind."""
+
+    def __init__(self, script: str, case: str, mode: str, options: Sequence[str] = ()) -> None:
+        self.case = case
+        self.mode = mode
+        self._said: deque[str] = deque(maxlen=60)
+        self._process = subprocess.Popen(
+            [sys.executable, script, "--only", case, mode, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __enter__(self) -> ModeProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def measure(self) -> dict[str, Any]:
+        """Let the child measure once and return its figures."""
+        try:
+            self._process.stdin.write("measure\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._failure() from None
+        for line in self._process.stdout:
+            if line.startswith(_MARK):
+                return json.loads(line[len(_MARK) :])
+            self._said.append(line)
+        raise self._failure()
+
+    def _failure(self) -> RuntimeError:
+        self._said.extend(self._process.stdout)
+        exit_code = self._process.wait()
+        return RuntimeError(f"case {self.case}, mode {self.mode}: exit {exit_code}, it said:\n{''.join(self._said)}")
 
 
 def show_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> None:

@@ -22,17 +22,13 @@ from typing import Any
 
 import numpy as np
 import report
-from mindspore import Parameter, Tensor, mint, ops, saved_tensors_hooks, value_and_grad
+from mindspore import Parameter, Tensor, mint, ops, value_and_grad
 from mindspore.common._grad_function import _Function
+from modes import MODES, checkpointed, exclude
 
-from hyper_parallel.core.activation_checkpoint import (
-    checkpoint_exclude_wrapper,
-    checkpoint_wrapper,
-    is_recomputing,
-)
+from hyper_parallel.core.activation_checkpoint import is_recomputing
 from hyper_parallel.platform.mindspore.environment import prepare_process
 
-MODES = ("none", "full", "keep-inputs", "exclude")
 FIGURES = ("forward_us", "replay_us", "pack_us", "step_us")
 CALLS, STEPS = 20, 10
 FEW, MANY = 1, 65
@@ -51,38 +47,6 @@ class SavesRepeatedly(_Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return mint.mul(grad, 0.5), None
-
-
-class BareHooks:
-    """A region under a bare `saved_tensors_hooks`; a replay gets the cached output."""
-
-    def __init__(self, region: Region) -> None:
-        self._region = region
-        self._outputs: list[Tensor] = []
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        if is_recomputing():
-            return self._outputs.pop(0)
-        with saved_tensors_hooks(_pass_on, _give_back):
-            output = self._region(tensor)
-        self._outputs.append(ops.stop_gradient(output))
-        return output
-
-
-def _pass_on(tensor: Tensor) -> Tensor:
-    return tensor.data
-
-
-def _give_back(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-WRAP: dict[str, Callable[[Region], Region]] = {
-    "none": lambda region: region,
-    "full": lambda region: region,
-    "keep-inputs": BareHooks,
-    "exclude": checkpoint_exclude_wrapper,
-}
 
 
 class Stopwatch:
@@ -112,7 +76,7 @@ class Bench:
         self._mode = mode
         self._tensor = Tensor(np.random.default_rng(0).standard_normal((4, 4), np.float32))
         self._weight = Parameter(Tensor(np.random.default_rng(1).standard_normal((4, 4), np.float32)), name="weight")
-        self._step = value_and_grad(self._block(WRAP[mode](self._multiply), self._normed), 0, [self._weight])
+        self._step = value_and_grad(self._block(exclude(mode, self._multiply), self._normed), 0, [self._weight])
 
     def measure(self) -> dict[str, float]:
         """Measure every figure once."""
@@ -130,13 +94,13 @@ class Bench:
     def _calls(self, region: Region) -> Stopwatch:
         """Time `CALLS` calls of the region in one block, each with an input that the replay makes again."""
         stopwatch = Stopwatch()
-        timed = stopwatch.around(WRAP[self._mode](region))
+        timed = stopwatch.around(exclude(self._mode, region))
 
         def total(tensor: Tensor) -> Tensor:
             parts = [mint.mean(timed(mint.mul(tensor, 1.0 + call))) for call in range(CALLS)]
             return ops.addn(parts)
 
-        value_and_grad(self._checkpointed(total), 0)(self._tensor)
+        value_and_grad(checkpointed(self._mode, total), 0)(self._tensor)
         return stopwatch
 
     def _steps(self) -> float:
@@ -148,10 +112,7 @@ class Bench:
         return statistics.median(durations)
 
     def _block(self, region: Region, before: Region) -> Callable:
-        return self._checkpointed(lambda tensor: mint.mean(mint.square(region(before(tensor)))))
-
-    def _checkpointed(self, block: Callable) -> Callable:
-        return block if self._mode == "none" else checkpoint_wrapper(block)
+        return checkpointed(self._mode, lambda tensor: mint.mean(mint.square(region(before(tensor)))))
 
     def _multiply(self, tensor: Tensor) -> Tensor:
         return mint.matmul(tensor, self._weight)

@@ -16,23 +16,19 @@ save what the real ones save: the exchange moves rows and saves nothing, the gro
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import report
-from mindspore import Parameter, Tensor, mint, ops, saved_tensors_hooks, value_and_grad
+from mindspore import Parameter, Tensor, mint, value_and_grad
 from mindspore.common._grad_function import _Function
+from modes import MODES, checkpointed, exclude
 
-from hyper_parallel.core.activation_checkpoint import (
-    checkpoint_exclude_wrapper,
-    checkpoint_wrapper,
-    is_recomputing,
-)
 from hyper_parallel.platform.mindspore.environment import prepare_process
 from hyper_parallel.platform.mindspore.memory import MIB, memory_meter
 
 EXPERTS = 4
-MODES = ("none", "full", "keep-inputs", "exclude")
 FIGURES = {"alive_mib": "alive between forward and backward, MiB", "peak_mib": "peak of the step, MiB"}
 
 Exclude = Callable[..., Callable]
@@ -75,26 +71,11 @@ def _grouped(rows: Tensor) -> Tensor:
     return rows.reshape(EXPERTS, rows.shape[0] // EXPERTS, -1)
 
 
-def keeping_inputs(region: Callable, save_output: bool = True) -> Callable:
-    """Exclude a region the plain way: what it saves passes through, its output is cached for the replay."""
-    outputs: list[Tensor] = []
-
-    def run(*args: Any) -> Tensor:
-        if is_recomputing():
-            return outputs.pop(0)
-        with saved_tensors_hooks(lambda tensor: tensor.data, lambda tensor: tensor):
-            output = region(*args)
-        outputs.append(ops.stop_gradient(output))
-        return output
-
-    return run
-
-
-def norm_matmul(exclude: Exclude, width: int, reshaped: bool) -> tuple[Callable, list[Parameter]]:
+def norm_matmul(wrap: Exclude, width: int, reshaped: bool) -> tuple[Callable, list[Parameter]]:
     """RMSNorm -> matmul (excluded) -> square -> mean."""
     scale = Parameter(Tensor(np.ones(width, np.float32)), name="scale")
     weight = _weight((width, width))
-    project = exclude(lambda hidden: mint.matmul(hidden, weight))
+    project = wrap(lambda hidden: mint.matmul(hidden, weight))
 
     def block(tokens: Tensor) -> Tensor:
         root = mint.rsqrt(mint.mean(mint.square(tokens), -1, True) + 1e-6)
@@ -106,21 +87,21 @@ def norm_matmul(exclude: Exclude, width: int, reshaped: bool) -> tuple[Callable,
     return block, [scale, weight]
 
 
-def experts(exclude: Exclude, width: int, way: str) -> tuple[Callable, list[Parameter]]:
+def experts(wrap: Exclude, width: int, way: str) -> tuple[Callable, list[Parameter]]:
     """All-to-all -> constant scale -> grouped matmul -> square -> mean, excluded in one of three ways."""
     weights = _weight((EXPERTS, width, width))
     exchange, scale, multiply = Exchange.apply, lambda rows: rows * 0.5, lambda rows: GroupedMatmul.apply(rows, weights)
     if way == "chain":
-        exchange, scale = exclude(exchange, save_output=False), exclude(scale, save_output=False)
+        exchange, scale = wrap(exchange, save_output=False), wrap(scale, save_output=False)
     elif way == "each":
-        exchange = exclude(exchange)
+        exchange = wrap(exchange)
     if way != "whole":
-        multiply = exclude(multiply)
+        multiply = wrap(multiply)
 
     def region(tokens: Tensor) -> Tensor:
         return multiply(scale(exchange(tokens)))
 
-    run = exclude(region) if way == "whole" else region
+    run = wrap(region) if way == "whole" else region
     return lambda tokens: mint.mean(mint.square(run(tokens))), [weights]
 
 
@@ -130,18 +111,11 @@ def _weight(shape: tuple[int, ...]) -> Parameter:
 
 
 CASES: dict[str, Callable[[Exclude, int], tuple[Callable, list[Parameter]]]] = {
-    "norm-matmul": lambda exclude, width: norm_matmul(exclude, width, reshaped=False),
-    "norm-matmul-view": lambda exclude, width: norm_matmul(exclude, width, reshaped=True),
-    "moe-each": lambda exclude, width: experts(exclude, width, "each"),
-    "moe-whole": lambda exclude, width: experts(exclude, width, "whole"),
-    "moe-chain": lambda exclude, width: experts(exclude, width, "chain"),
-}
-
-EXCLUDE: dict[str, Exclude] = {
-    "none": lambda region, **_: region,
-    "full": lambda region, **_: region,
-    "keep-inputs": keeping_inputs,
-    "exclude": checkpoint_exclude_wrapper,
+    "norm-matmul": lambda wrap, width: norm_matmul(wrap, width, reshaped=False),
+    "norm-matmul-view": lambda wrap, width: norm_matmul(wrap, width, reshaped=True),
+    "moe-each": lambda wrap, width: experts(wrap, width, "each"),
+    "moe-whole": lambda wrap, width: experts(wrap, width, "whole"),
+    "moe-chain": lambda wrap, width: experts(wrap, width, "chain"),
 }
 
 
@@ -149,8 +123,8 @@ def measure(case: str, mode: str, rows: int, width: int) -> dict[str, Any]:
     """Measure one mode in this process, with gradients for the block's input and its weights."""
     prepare_process()
     meter = memory_meter()
-    block, weights = CASES[case](EXCLUDE[mode], width)
-    forward = block if mode == "none" else checkpoint_wrapper(block)
+    block, weights = CASES[case](partial(exclude, mode), width)
+    forward = checkpointed(mode, block)
     tokens = Tensor(np.random.default_rng(1).standard_normal((rows, width), np.float32))
     alive: list[int] = []
 

@@ -161,7 +161,7 @@ def main() -> None:
     size = ("--rows", str(options.rows), "--width", str(options.width))
     rows = []
     for case in options.case or CASES:
-        for mode in MODES:
+        for mode in options.mode or MODES:
             with report.ModeProcess(__file__, case, mode, size) as child:
                 rows.append({"case": case, "mode": mode, **child.measure()})
     report.show_table("Memory of one block", rows, ("case", "mode", "alive_mib", "alive_tensors", "peak_mib"))

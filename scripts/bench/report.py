@@ -38,6 +38,7 @@ def bench_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results and environment to FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results to FILE (png, svg or pdf)")
     parser.add_argument("--case", action="append", help="measure this case only (may be given several times)")
+    parser.add_argument("--mode", action="append", help="measure this mode only (may be given several times)")
     parser.add_argument("--only", nargs=2, metavar=("CASE", "MODE"), help="measure one mode in this process")
     return parser
 

@@ -16,6 +16,11 @@ __all__ = ["SUBCOMMANDS", "main"]
 
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("pipeline.doctor", "tell whether this machine can run the project"),
+    "plan": ("pipeline.commands.plan", "make a plan and print or write it"),
+    "validate": ("pipeline.commands.validate", "say everything that is wrong with a plan"),
+    "simulate": ("pipeline.commands.simulate", "say how long a step takes and what each rank holds"),
+    "compare": ("pipeline.commands.compare", "compare schedules and recompute modes"),
+    "render": ("pipeline.commands.render", "draw a plan, and a measured run beside it"),
 }
 
 

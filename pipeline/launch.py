@@ -147,10 +147,24 @@ def mark_finished(rank: int) -> None:
         (Path(log_dir) / f"finished.rank{rank}").write_text("")
 
 
-def mark_failed(rank: int, error: BaseException, stage: Optional[int] = None, action: Optional[str] = None) -> None:
-    """Tell the watching launcher why this worker ends; what was told before is kept, it is nearer to the cause."""
+def mark_failed(
+    rank: int,
+    error: BaseException,
+    stage: Optional[int] = None,
+    action: Optional[str] = None,
+    teller: Optional[int] = None,
+) -> None:
+    """Tell the watching launcher why this worker ends; what was told before is kept, it is nearer to the cause.
+
+    Args:
+        rank: the rank that failed.
+        error: how.
+        stage: the stage it was at.
+        action: the action it was in.
+        teller: the rank that tells it, if that is another one.
+    """
     log_dir = os.environ.get(LOG_DIR)
-    file = Path(log_dir or ".") / f"failure.rank{rank}.json"
+    file = Path(log_dir or ".") / f"failure.rank{rank if teller is None else teller}.json"
     if not log_dir or file.exists():
         return
     record = {"rank": rank, "stage": stage, "action": action, "cause": type(error).__name__, "message": str(error)}
@@ -341,7 +355,7 @@ class Job:
         return time.monotonic() - worker.gone_since > _SECONDS_FOR_A_FAILURE_FILE
 
     def _ended_after_all_finished(self) -> Optional[bool]:
-        """Wait for the workers to end by themselves. The scheduler takes longer, and there is nothing it can still do."""
+        """Wait for the workers to end by themselves. The scheduler takes longer, for nothing."""
         self._all_finished_since = self._all_finished_since or time.monotonic()
         waited = time.monotonic() - self._all_finished_since
         still_there = any(worker.alive() for worker in self._workers.values())

@@ -97,7 +97,9 @@ class Chunk:
             args, kwargs = map_leaves(self._detach_input, (args, kwargs))
             outputs = fn(*args, **kwargs)
             self._split = SplitBackward(outputs, [leaf for leaf in self._leaves if leaf is not None], self._weights)
-            return map_leaves(lambda leaf: detached(leaf) if isinstance(leaf, Tensor) else leaf, outputs)
+            return map_leaves(
+                lambda leaf: detached(leaf, requires_grad(leaf)) if isinstance(leaf, Tensor) else leaf, outputs
+            )
 
     def recompute(self, last: int | None = None) -> None:
         """Replay the checkpointed blocks now: all, or only the `last` ones (those that the backward reaches first)."""

@@ -73,9 +73,12 @@ class Plan:
             name: the name of the plan.
 
         Raises:
-            PlanError: a cell is no action (with its row and cell, counted from 0), or the placement cannot be read.
+            PlanError: cells are no actions (each is told with row and cell, from 0), or the placement cannot be read.
         """
-        rows = tuple(_parse_row(rank, cells) for rank, cells in enumerate(csv.reader(io.StringIO(text))))
+        wrong: list[str] = []
+        rows = tuple(_parse_row(rank, cells, wrong) for rank, cells in enumerate(csv.reader(io.StringIO(text))))
+        if wrong:
+            raise PlanError("\n".join(wrong))
         if placement is None:
             placement = _read_placement(rows)
         if micro_batches is None:
@@ -88,7 +91,7 @@ class Plan:
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _parse_row(rank: int, cells: list[str]) -> Row:
+def _parse_row(rank: int, cells: list[str], wrong: list[str]) -> Row:
     actions = []
     for position, cell in enumerate(cells):
         cell = cell.strip()
@@ -97,7 +100,7 @@ def _parse_row(rank: int, cells: list[str]) -> Row:
         try:
             actions.append(Action.parse(cell))
         except PlanError as error:
-            raise PlanError(f"row {rank}, cell {position}: {error}") from None
+            wrong.append(f"row {rank}, cell {position}: {error}")
     return tuple(actions)
 
 

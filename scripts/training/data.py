@@ -5,17 +5,18 @@ Which bytes a step sees follows from the seed and the step alone, so a resumed j
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 
 __all__ = ["DataError", "Text", "check_data", "default_data"]
 
 _TEXT_SUFFIXES = (".py", ".txt", ".md", ".rst", ".c", ".h", ".cc", ".cpp", ".json", ".html", ".csv")
+_SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", ".git", ".venv"}
 _HELD_OUT_EVERY = 10
-_CHUNK = 4096
+_PIECE = 4096
 
 
 class DataError(ValueError):
@@ -30,9 +31,11 @@ def default_data() -> Path:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", ".git", ".venv"}
-    found = (p for p in path.rglob("*") if p.suffix in _TEXT_SUFFIXES and p.is_file())
-    return sorted(p for p in found if not skipped.intersection(p.relative_to(path).parts[:-1]))
+    found = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
+        found += [Path(folder) / name for name in sorted(names) if name.endswith(_TEXT_SUFFIXES)]
+    return found
 
 
 def check_data(path: Path) -> None:
@@ -49,25 +52,25 @@ def check_data(path: Path) -> None:
 class Text:
     """The bytes under a path.
 
-    Every tenth piece of 4096 bytes is held out, so both parts are of the same kind.
+    Every tenth piece of 4096 bytes (shorter in a short text) is held out, so both parts are of the same kind.
 
     Args:
         path: a file, or a folder whose text files are read in the order of their names.
         length: how many bytes the model sees at once.
         seed: of the order in which windows are drawn.
-        limit: read at most this many bytes, spread over the files from the front.
+        limit: read at most this many bytes, from the front.
     """
 
-    def __init__(self, path: Path, length: int, seed: int, limit: int = 8_000_000) -> None:
+    def __init__(self, path: Path, length: int, seed: int, limit: int = 4_000_000) -> None:
         check_data(path)
         self.length, self.seed = length, seed
         everything = _read(path, limit)
-        pieces = [everything[start : start + _CHUNK] for start in range(0, len(everything), _CHUNK)]
-        held_out = pieces[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY] or pieces[-1:]
-        training = [piece for i, piece in enumerate(pieces) if i % _HELD_OUT_EVERY != _HELD_OUT_EVERY - 1]
-        self.training, self.held_out = np.concatenate(training), np.concatenate(held_out)
+        piece = max(1, min(_PIECE, len(everything) // _HELD_OUT_EVERY))
+        number = np.arange(len(everything)) // piece
+        is_held_out = number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+        self.training, self.held_out = everything[~is_held_out], everything[is_held_out]
         shortest = min(len(self.training), len(self.held_out))
-        if shortest <= length + 1:
+        if shortest < length + 2:
             raise DataError(
                 f"--data names {path} with {len(everything)} bytes, which leaves a part of {shortest} bytes where "
                 f"{length + 2} are needed: give more text"
@@ -88,13 +91,12 @@ class Text:
         return windows[:, :-1], windows[:, 1:]
 
 
-def _read(path: Path, limit: Optional[int]) -> np.ndarray:
+def _read(path: Path, limit: int) -> np.ndarray:
     """Return the bytes of the files one after the other."""
-    parts, total = [], 0
+    parts, total = [np.zeros(0, np.uint8)], 0
     for file in _files(path):
-        part = np.frombuffer(file.read_bytes(), np.uint8)
-        parts.append(part if limit is None else part[: max(0, limit - total)])
+        parts.append(np.frombuffer(file.read_bytes(), np.uint8)[: limit - total])
         total += len(parts[-1])
-        if limit is not None and total >= limit:
+        if total >= limit:
             break
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+    return np.concatenate(parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Callable, Optional
 
 import mindspore as ms
@@ -35,10 +35,6 @@ class ModelShape:
     length: int = 64
     vocabulary: int = 256
     seed: int = 1
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the sizes by name."""
-        return asdict(self)
 
 
 def layers_of_stage(layers: int, stage: int, stages: int) -> range:

@@ -1,0 +1,108 @@
+"""Checkpointed blocks.
+
+1. A call of a block is an invocation. It hands MindSpore's recompute a flat list of tensors, so tensors inside containers and
+   keyword arguments are dropped and recomputed like any other.
+2. In the replay of an outer block, a call of an inner one is a forward for MindSpore, but a replay for its excluded regions: they
+   have run. It reads the records of the invocation that the forward made, and binds nothing: that is the inner replay's work.
+3. Where no gradient is wanted, or no tensor is given, a block is a plain call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import Tensor
+from mindspore.nn import Cell
+
+from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
+from hyper_parallel.platform.mindspore.recompute import BlockHandle, run_block
+from hyper_parallel.platform.nest import Nest, flatten
+from hyper_parallel.platform.recompute_state import Frame, Invocation, Phase, ReplayFrame, current_frame
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether `value` is a tensor (or a parameter)."""
+    return isinstance(value, Tensor)
+
+
+def name_of(fn: Any) -> str:
+    """Return what error messages call a Cell or function."""
+    return getattr(fn, "__qualname__", None) or type(fn).__name__
+
+
+class Block:
+    """One call of a checkpointed block: what MindSpore calls in the forward and in each replay."""
+
+    def __init__(self, fn: Callable[..., Any], name: str, nest: Nest) -> None:
+        self.fn = fn
+        self.name = name
+        self.nest = nest
+        self.forward_frame: Frame | None = None
+
+    def adopt(self, handle: BlockHandle) -> None:
+        """Take `handle` as this call's, before the forward."""
+        outer = current_frame.get()
+        if outer is not None and outer.phase is Phase.REPLAY:
+            handle.invocation = outer.take_child(self.name)
+            self.forward_frame = ReplayFrame(handle.invocation)
+            return
+        handle.invocation = Invocation(self.name)
+        self.forward_frame = Frame(Phase.FORWARD, handle.invocation, handle)
+        if outer is not None and outer.phase is Phase.FORWARD:
+            outer.invocation.children.append(handle.invocation)
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        args, kwargs = self.nest.rebuild(tensors)
+        frame, self.forward_frame = self.forward_frame, None
+        if frame is None:
+            self._mark_started()
+            return self.fn(*args, **kwargs)
+        token = current_frame.set(frame)
+        try:
+            return self.fn(*args, **kwargs)
+        finally:
+            current_frame.reset(token)
+
+    @staticmethod
+    def _mark_started() -> None:
+        """Note in the frame of a replay that MindSpore has opened the graph of the replay."""
+        frame = current_frame.get()
+        if frame is not None and frame.phase is Phase.REPLAY:
+            frame.started = True
+
+
+def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `fn`, drop its activations and recompute them in the backward pass. See the public function of this name."""
+    if not callable(fn):
+        raise ValueError(
+            f"checkpoint: argument 'fn' must be a Cell or a function, but is of type {type(fn).__name__}; pass what is to be "
+            "called, not its result."
+        )
+    return call_block(fn, name_of(fn), args, kwargs)
+
+
+def call_block(fn: Callable[..., Any], name: str, args: tuple, kwargs: dict) -> Any:
+    """Call `fn(*args, **kwargs)` as a checkpointed block that error messages call `name`."""
+    tensors: list[Tensor] = []
+    nest = flatten((args, kwargs), is_tensor, tensors)
+    return run_block(Block(fn, name, nest), tensors)
+
+
+def checkpoint_wrapper(cell_or_fn: Any) -> Any:
+    """Return `cell_or_fn` with every call going through `checkpoint`. See the public function of this name."""
+    name = name_of(cell_or_fn)
+    if isinstance(cell_or_fn, Cell):
+        return wrap_cell(cell_or_fn, lambda call, args, kwargs: call_block(call, name, args, kwargs))
+    if not callable(cell_or_fn):
+        raise ValueError(
+            f"checkpoint_wrapper: argument 'cell_or_fn' must be a Cell or a function, but is of type "
+            f"{type(cell_or_fn).__name__}."
+        )
+
+    @functools.wraps(cell_or_fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return call_block(cell_or_fn, name, args, kwargs)
+
+    return wrapped

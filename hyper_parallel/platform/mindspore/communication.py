@@ -1,0 +1,251 @@
+"""Communication between the workers of one msrun job: mccl on CPU, hccl on Ascend.
+
+The only file that touches MindSpore's communication. Three things differ between the devices and stay here:
+
+1. The world group's name. MindSpore fixes the default group at import as hccl's, so every call here names its group, and
+   the rank cache of the default group, which `isend` consults, is filled by hand.
+2. What "do not block" means. On Ascend `isend` and `irecv` return a handle. On CPU, with launch blocking, `isend` returns
+   only when the bytes are handed over; a sender thread takes that wait, and the interpreter lock is free meanwhile.
+3. What "posted ahead" means. On Ascend a receive is started before it is needed. On CPU mccl keeps arrived messages in
+   the receiving process, so a message is already there when a late receive asks for it.
+
+Tags are ignored by MindSpore: messages between two ranks arrive in the order in which they were sent.
+The Ascend path is written from documentation and not yet run.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import mindspore as ms
+from mindspore import Tensor, mint
+from mindspore.communication import create_group as ms_create_group
+from mindspore.communication import get_group_size, get_rank
+from mindspore.communication import init as ms_init
+from mindspore.ops import communication as ops
+
+PRIVATE_INTERFACES: tuple[str, ...] = ("mindspore.ops.function.comm_func._GROPU_RANK_CACHE",)
+
+WORLD_GROUPS = {"CPU": "mccl_world_group", "Ascend": "hccl_world_group"}
+BACKENDS = {"CPU": "mccl", "Ascend": "hccl"}
+
+
+class CommunicationError(RuntimeError):
+    """A message could not be sent or received."""
+
+
+class World:
+    """This worker's place among the workers of the job.
+
+    Attributes:
+        rank: this worker's number, 0 to size - 1.
+        size: how many workers the job has.
+        group: the name of the group of all workers.
+        device_target: "CPU" or "Ascend".
+    """
+
+    def __init__(self, rank: int, size: int, group: str, device_target: str) -> None:
+        self.rank = rank
+        self.size = size
+        self.group = group
+        self.device_target = device_target
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size}, device_target={self.device_target!r})"
+
+
+def init(device_target: Optional[str] = None) -> World:
+    """Join the job that msrun started. May be called again; only the first call does the work.
+
+    Args:
+        device_target: "CPU" or "Ascend"; by default the one that MindSpore's context has.
+
+    Raises:
+        RuntimeError: the process was not started by msrun, or the device is not known.
+    """
+    target = device_target or ms.get_context("device_target")
+    if target not in BACKENDS:
+        raise RuntimeError(
+            f"Expected device target CPU or Ascend, got {target!r}; set it with mindspore.set_context(device_target=...)."
+        )
+    if not os.environ.get("MS_ROLE") and target == "CPU":
+        raise RuntimeError(
+            "This process was not started by msrun, so it has no other workers to talk to; start the script with "
+            "msrun --worker_num=N --local_worker_num=N --join=True SCRIPT."
+        )
+    from mindspore.communication import GlobalComm
+    from mindspore.ops.function import comm_func
+
+    if not GlobalComm.INITED:
+        ms_init(BACKENDS[target])
+    comm_func._GROPU_RANK_CACHE["hccl_world_group"] = get_rank()
+    return World(get_rank(), get_group_size(), WORLD_GROUPS[target], target)
+
+
+def create_group(world: World, name: str, ranks: Sequence[int]) -> str:
+    """Make a group of some ranks and return its name. Every member must call this with the same arguments."""
+    full = f"{name}_{'_'.join(str(rank) for rank in ranks)}"
+    ms_create_group(full, list(ranks))
+    return full
+
+
+def barrier(world: World, group: Optional[str] = None) -> None:
+    """Wait until every rank of the group is here."""
+    ops.barrier(group=group or world.group)
+
+
+def all_reduce(world: World, tensor: Tensor, group: Optional[str] = None) -> Tensor:
+    """Sum a tensor over the ranks of a group. Returns a new tensor; the argument keeps its value."""
+    total = tensor.copy()
+    ops.all_reduce(total, group=group or world.group)
+    return total
+
+
+def broadcast(world: World, tensor: Tensor, source: int, group: Optional[str] = None) -> Tensor:
+    """Give every rank of the group the tensor of `source` (a world rank). Returns a new tensor."""
+    copy = tensor.copy()
+    ops.broadcast(copy, source, group=group or world.group)
+    return copy
+
+
+def send(world: World, tensor: Tensor, destination: int) -> None:
+    """Send a tensor to a rank; returns when its memory may be used again."""
+    ops.send(tensor, destination, group=world.group)
+
+
+def receive(world: World, shape: Sequence[int], dtype: Any, source: int) -> Tensor:
+    """Wait for the next tensor from a rank. Shape and type must be those that were sent."""
+    buffer = mint.empty(tuple(shape), dtype=dtype)
+    ops.recv(buffer, source, group=world.group)
+    return buffer
+
+
+class DeferredReceive:
+    """CPU: a receive that is asked for when it is needed. mccl keeps the message until then."""
+
+    def __init__(self, world: World, shape: Sequence[int], dtype: Any, source: int) -> None:
+        self._arguments = (world, shape, dtype, source)
+
+    def wait(self) -> Tensor:
+        return receive(*self._arguments)
+
+
+class StartedReceive:
+    """Ascend (not yet run): a receive that the device works on from the moment it is made."""
+
+    def __init__(self, world: World, shape: Sequence[int], dtype: Any, source: int) -> None:
+        self._buffer = mint.empty(tuple(shape), dtype=dtype)
+        self._handle = ops.irecv(self._buffer, source, group=world.group)
+
+    def wait(self) -> Tensor:
+        self._handle.wait()
+        return self._buffer
+
+
+def post_receive(world: World, shape: Sequence[int], dtype: Any, source: int) -> Any:
+    """Ask for the next tensor from a rank and go on; `wait()` of the result returns it.
+
+    Results of one source must be waited for in the order in which they were posted.
+    """
+    kind = DeferredReceive if world.device_target == "CPU" else StartedReceive
+    return kind(world, shape, dtype, source)
+
+
+class ThreadSender:
+    """CPU: one thread sends what is put into its queue, in that order, so that the caller never waits.
+
+    Handing over a small tensor takes less than waking a thread.
+    """
+
+    SMALL = 1 << 14
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._pending = 0
+        self._failure: Optional[BaseException] = None
+        self._thread = threading.Thread(target=self._work, name="pipeline-sender", daemon=True)
+        self._thread.start()
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        """Send a small tensor now if no other is under way, else queue it. It must not be changed until it is sent."""
+        self._raise_failure()
+        if tensor.nbytes <= self.SMALL and self.pending() == 0:
+            send(self._world, tensor, destination)
+            return
+        with self._idle:
+            self._pending += 1
+        self._queue.put((tensor, destination))
+
+    def pending(self) -> int:
+        """How many tensors are not yet handed over."""
+        with self._idle:
+            return self._pending
+
+    def flush(self) -> None:
+        """Wait until everything is handed over."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._pending == 0 or self._failure is not None)
+        self._raise_failure()
+
+    def close(self) -> None:
+        """End the thread after what is queued."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise CommunicationError(f"A message could not be sent: {self._failure}") from self._failure
+
+    def _work(self) -> None:
+        while True:
+            item = self._queue.get()
+            if item is None:
+                return
+            try:
+                if self._failure is None:
+                    send(self._world, *item)
+            except BaseException as error:
+                self._failure = error
+            finally:
+                item = None
+                with self._idle:
+                    self._pending -= 1
+                    self._idle.notify_all()
+
+
+class StreamSender:
+    """Ascend (not yet run): `isend` returns a handle; a tensor is kept until its handle was waited for."""
+
+    KEPT = 64
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sent: collections.deque = collections.deque()
+
+    def send(self, tensor: Tensor, destination: int) -> None:
+        self._sent.append((ops.isend(tensor, destination, group=self._world.group), tensor))
+        while len(self._sent) > self.KEPT:
+            self._sent.popleft()[0].wait()
+
+    def pending(self) -> int:
+        return len(self._sent)
+
+    def flush(self) -> None:
+        while self._sent:
+            self._sent.popleft()[0].wait()
+
+    def close(self) -> None:
+        self.flush()
+
+
+def sender(world: World) -> Any:
+    """What sends without blocking on this device: `send(tensor, destination)`, `pending()`, `flush()`, `close()`."""
+    makers: dict[str, Callable[[World], Any]] = {"CPU": ThreadSender, "Ascend": StreamSender}
+    return makers[world.device_target](world)

@@ -1,0 +1,87 @@
+"""What a job leaves in its output folder: metrics, pictures, summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+__all__ = ["draw_losses", "drop_metrics_after", "read_metrics", "read_ranks", "summarise", "write_json"]
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file; a last line that is still being written is left out."""
+    if not file.exists():
+        return []
+    lines = file.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def read_ranks(out: Path) -> list[dict[str, Any]]:
+    """Return what the workers of this machine wrote at their end, in the order of their ranks."""
+    found = [json.loads(file.read_text()) for file in out.glob("ranks/rank-*.json")]
+    return sorted(found, key=lambda record: record["rank"])
+
+
+def drop_metrics_after(file: Path, step: int) -> None:
+    """Keep the lines up to a step: what came after its checkpoint will be done again."""
+    kept = [json.dumps(line) + "\n" for line in read_metrics(file) if line["step"] <= step]
+    if file.exists():
+        temporary = file.with_suffix(".writing")
+        temporary.write_text("".join(kept))
+        temporary.replace(file)
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a JSON file that is either whole or not there."""
+    temporary = file.with_name(file.name + ".writing")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(file)
+
+
+def draw_losses(metrics: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Draw training and validation loss over the steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([m["step"] for m in metrics], [m["loss"] for m in metrics], label="training", linewidth=1)
+    checked = [m for m in metrics if m.get("validation_loss") is not None]
+    axes.plot(
+        [m["step"] for m in checked], [m["validation_loss"] for m in checked], "o-", label="held out", markersize=3
+    )
+    axes.set(xlabel="step", ylabel="loss (nats per byte)", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, dpi=120)
+
+
+def summarise(metrics: Sequence[Mapping[str, Any]], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the summary of a job.
+
+    Args:
+        metrics: the lines of metrics.jsonl.
+        ranks: what each worker of this machine wrote at its end: ``rank``, ``peak_memory_mib``, ``micro_batches`` run,
+            and ``runs``, how often each ``blocks`` and ``excluded`` cell ran for them.
+    """
+    speeds = sorted(m["tokens_per_s"] for m in metrics)
+    return {
+        "steps": metrics[-1]["step"] if metrics else 0,
+        "first_loss": metrics[0]["loss"] if metrics else None,
+        "last_loss": metrics[-1]["loss"] if metrics else None,
+        "last_validation_loss": next((m["validation_loss"] for m in reversed(metrics) if "validation_loss" in m), None),
+        "tokens_per_s": round(speeds[len(speeds) // 2], 1) if speeds else None,
+        "block_runs_per_micro_batch": _per_micro_batch(ranks, "blocks"),
+        "excluded_runs_per_micro_batch": _per_micro_batch(ranks, "excluded"),
+        "peak_memory_mib": {str(r["rank"]): round(r["peak_memory_mib"], 1) for r in ranks},
+    }
+
+
+def _per_micro_batch(ranks: Sequence[Mapping[str, Any]], kind: str) -> Optional[float]:
+    """Return the executions of a cell per micro-batch: the mean over all cells, a whole number when all agree."""
+    rates = [runs / r["micro_batches"] for r in ranks if r["micro_batches"] for runs in r["runs"][kind]]
+    if not rates:
+        return None
+    mean = sum(rates) / len(rates)
+    return int(mean) if mean == int(mean) and min(rates) == max(rates) else mean

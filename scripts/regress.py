@@ -1,13 +1,13 @@
-"""The multi-device regression matrix: every combination of schedule, ranks, stages per rank, recompute, exclusion, split and model.
+"""The multi-device regression matrix: schedule x ranks x stages per rank x recompute x exclusion x split x model.
 
     python scripts/regress.py --quick                     few cases that hold every pair of values
     python scripts/regress.py --full --jobs 2             every combination
     python scripts/regress.py --full --filter 'zb-v/*/chain'
     python scripts/regress.py --quick --baseline old.json fail on what became worse
 
-Each case runs on real workers and must give the loss and all gradients of one process (within 1e-6), run every block once,
-or twice with recompute, and every excluded region once, hold as many chunks and bytes as the simulator says, and leave
-nothing alive. Exit code 0: all passed; 1: something failed or became worse; 2: the command line is wrong.
+Each case runs on real workers and must give the loss and all gradients of one process (within 1e-6), run every block
+once, or twice with recompute, and every excluded region once, hold as many chunks and bytes as the simulator says, and
+leave nothing alive. Exit code 0: all passed; 1: something failed or became worse; 2: the command line is wrong.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="msrun jobs at a time (default 1)")
     parser.add_argument("--out", type=Path, default=Path("regress-report"), metavar="FOLDER", help="reports and logs")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier regress.json: fail on what became worse")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="an earlier regress.json: fail on what became worse"
+    )
     return parser
 
 

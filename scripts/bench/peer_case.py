@@ -69,6 +69,10 @@ def write_answer(folder: Path, rank: int, steps: Sequence[tuple[Case, Step]], me
         memory_mib: how far the resident memory rose above where it was before the first step, in MiB.
         more: further figures.
     """
-    answer = {"memory_mib": memory_mib, "steps": [{"case": case.name, **step._asdict()} for case, step in steps], **more}
+    answer = {
+        "memory_mib": memory_mib,
+        "steps": [{"case": case.name, **step._asdict()} for case, step in steps],
+        **more,
+    }
     path = folder / f"answer.rank{rank}.json"
     path.write_text(json.dumps(answer))

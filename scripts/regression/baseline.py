@@ -1,8 +1,8 @@
 """Compares a report with an earlier one.
 
-Counts and chunks must not grow at all, bytes by no more than 5 %. Time is compared as the step's time over that of the same
-model in one process, which the same job measured. It still moves with the machine's load: one case may take up to three times
-its earlier ratio, and the median over all cases up to one and a half times.
+Counts and chunks must not grow at all, bytes by no more than 5 %. Time is compared as the step's time over that of the
+same model in one process, which the same job measured. It still moves with the machine's load: one case may take up to
+three times its earlier ratio, and the median over all cases up to one and a half times.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ RECOMPUTE = {
     "ahead": {"mode": "prefire", "lead": 2},
     "last": {"mode": "prefire", "last_blocks": 1},
 }
-"""How checkpointed blocks are replayed: not at all, by the backward, before it, one action earlier, only the last block before it."""
+"""How blocks are replayed: not at all, by the backward, before it, one action earlier, only the last one before it."""
 EXCLUSION = ("none", "region", "chain")
 """What a replay skips: nothing, one region, or two in a row, the first of which does not keep its output."""
 SPLIT = ("whole", "split")
@@ -44,7 +44,15 @@ class Case(NamedTuple):
     def name(self) -> str:
         """The case in one word, which `parse` reads."""
         return "/".join(
-            (self.schedule, f"p{self.ranks}", f"v{self.virtual}", self.recompute, self.exclusion, self.split, self.model)
+            (
+                self.schedule,
+                f"p{self.ranks}",
+                f"v{self.virtual}",
+                self.recompute,
+                self.exclusion,
+                self.split,
+                self.model,
+            )
         )
 
     @staticmethod

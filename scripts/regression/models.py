@@ -1,7 +1,7 @@
-"""Small models of three kinds, cut into stages. Each block, and each region that may be excluded, counts its executions.
+"""Small models of three kinds, cut into stages. Each block, and each region that may be excluded, counts its runs.
 
-All three have blocks `x + down(up(mixed))`: "region" excludes `down`, of the transformer its attention; "chain" excludes
-`up` without keeping its output, and `down`, which takes that output whole.
+All three have blocks `x + down(up(mixed))`: "region" excludes `down`, of the transformer its attention; "chain"
+excludes `up` without keeping its output, and `down`, which takes that output whole.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Block(nn.Cell):
             self.up = Region(_up, [_drawn(f"{name}.up", WIDTH, INNER)])
             self.down = Region(ops.matmul, [_drawn(f"{name}.down", INNER, WIDTH)])
         if case.model == "transformer":
-            self.mix = Region(Attention(f"{name}.attention", ModelShape(width=WIDTH, heads=HEADS, length=LENGTH), "CPU"))
+            self.mix = Region(
+                Attention(f"{name}.attention", ModelShape(width=WIDTH, heads=HEADS, length=LENGTH), "CPU")
+            )
         self.excluded = self._exclude(case.exclusion)
 
     def _exclude(self, exclusion: str) -> list[Region]:

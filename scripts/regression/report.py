@@ -46,7 +46,7 @@ def write_json(report: Report, path: Path) -> None:
 
 
 def write_junit(report: Report, path: Path) -> None:
-    """Write the report as JUnit XML, a test case per case, and one for the comparison with the baseline if it failed."""
+    """Write the report as JUnit XML: a test per case, and one for the comparison with the baseline if that failed."""
     failures = report["failed"] + bool(report["regressions"])
     counts = {"tests": len(report["cases"]) + bool(report["regressions"]), "failures": failures}
     suite = ElementTree.Element(

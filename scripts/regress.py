@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from scripts.regression.verdict import Verdict
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the selected cases, write the reports and return the exit code."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no worker behind
     cases = select(options)
     if not cases:
         print(f"No case matches --filter {options.filter!r}; see --list.", file=sys.stderr)

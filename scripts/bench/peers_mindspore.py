@@ -14,46 +14,15 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 from hyper_parallel.core.activation_checkpoint import checkpoint_exclude_wrapper, checkpoint_wrapper
 from hyper_parallel.platform.mindspore import communication
-from hyper_parallel.platform.mindspore.autograd import Function
 from hyper_parallel.platform.mindspore.environment import end_with_parent, prepare_process
 from pipeline import PipelineStage, Schedule
 from pipeline.plan import insert_recompute, make_plan
 from scripts.bench import peer_case
 from scripts.bench.peer_case import Case, Step
+from scripts.bench.waiting import WaitBlock
 from scripts.workers import is_scheduler, reported
 
 PLAN_NAMES = {"1F1B": "1f1b", "ZB-H1": "zb-h1", "ZB-V": "zb-v"}
-
-
-class WaitForward(Function):
-    """Sleep in place of a block's forward and of its dx. What it saves makes a replay necessary."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        time.sleep(peer_case.BLOCK_WAIT)
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx, gradient):
-        _ = ctx.saved_tensors
-        time.sleep(peer_case.BLOCK_WAIT)
-        return gradient
-
-
-class WaitWeight(Function):
-    """Sleep in place of a block's dw."""
-
-    @staticmethod
-    def forward(ctx, weight):
-        ctx.save_for_backward(weight)
-        return weight * 1.0
-
-    @staticmethod
-    def backward(ctx, gradient):
-        _ = ctx.saved_tensors
-        time.sleep(peer_case.BLOCK_WAIT)
-        return gradient
 
 
 class Matmul(nn.Cell):
@@ -86,20 +55,6 @@ class MlpBlock(nn.Cell):
         return x + self.second(mint.nn.functional.relu(self.up(normed)))
 
 
-class WaitBlock(nn.Cell):
-    """Takes the time of a block without its work. Counts its executions."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(auto_prefix=False)
-        self.weight = Parameter(Tensor(np.zeros(1, np.float32)), name=name)
-        self.runs = 0
-
-    def construct(self, x: Tensor) -> Tensor:
-        """Map (tokens, width) to the same shape."""
-        self.runs += 1
-        return WaitForward.apply(x) + WaitWeight.apply(self.weight)
-
-
 class Stage(nn.Cell):
     """Some blocks, each checkpointed or not; the last stage returns the loss."""
 
@@ -107,7 +62,9 @@ class Stage(nn.Cell):
         super().__init__(auto_prefix=False)
         share = peer_case.BLOCKS // stages
         names = [f"block{index * share + i}" for i in range(share)]
-        blocks = [MlpBlock(name, case) if case.compute == "mlp" else WaitBlock(name) for name in names]
+        blocks = [
+            MlpBlock(name, case) if case.compute == "mlp" else WaitBlock(name, peer_case.BLOCK_WAIT) for name in names
+        ]
         self.blocks = nn.CellList(blocks, auto_prefix=False)
         self.calls = [block if case.checkpoint == "none" else checkpoint_wrapper(block) for block in blocks]
         self.is_last = index == stages - 1

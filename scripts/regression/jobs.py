@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from typing import Any, Optional
 
 from pipeline.launch import Failure
@@ -28,25 +29,36 @@ JOBS_IN_VAIN = 3
 
 
 def run_cases(cases: Sequence[Case], folder: Path, jobs: int = 1) -> Iterator[Verdict]:
-    """Run all cases, with `jobs` msrun jobs at a time; logs and answers stay in `folder`."""
+    """Run all cases, with `jobs` msrun jobs at a time; logs and answers stay in `folder`.
+
+    When the caller stops asking, the jobs that run are ended.
+    """
     ordered = sorted(cases, key=lambda case: case.ranks)
     groups = [list(group) for _, group in groupby(ordered, key=lambda case: case.ranks)]
     verdicts: SimpleQueue[Optional[Verdict]] = SimpleQueue()
+    stop = Event()
     with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(_run_group, group, folder, verdicts) for group in groups]
+        running = [pool.submit(_run_group, group, folder, verdicts, stop) for group in groups]
         for done in running:
             done.add_done_callback(lambda _: verdicts.put(None))
-        for _ in running:
-            yield from iter(verdicts.get, None)
+        try:
+            for _ in running:
+                yield from iter(verdicts.get, None)
+        finally:
+            stop.set()
         for done in running:
             done.result()
 
 
-def _run_group(cases: Sequence[Case], folder: Path, verdicts: SimpleQueue[Optional[Verdict]]) -> None:
+class _StoppedError(Exception):
+    """Nobody wants the verdicts any more."""
+
+
+def _run_group(cases: Sequence[Case], folder: Path, verdicts: SimpleQueue[Optional[Verdict]], stop: Event) -> None:
     """Run the cases of one number of ranks, in as many jobs as it takes."""
     left, attempt, in_vain = list(cases), 0, 0
     while left and in_vain < JOBS_IN_VAIN:
-        job = _Job(left, folder / f"ranks{left[0].ranks}-job{attempt}", verdicts)
+        job = _Job(left, folder / f"ranks{left[0].ranks}-job{attempt}", verdicts, stop)
         left, attempt = job.run(), attempt + 1
         in_vain = 0 if job.answered else in_vain + 1
     for case in left:
@@ -56,10 +68,13 @@ def _run_group(cases: Sequence[Case], folder: Path, verdicts: SimpleQueue[Option
 class _Job:
     """One msrun job. Verdicts are given as soon as all ranks have answered a case."""
 
-    def __init__(self, cases: Sequence[Case], folder: Path, verdicts: SimpleQueue[Optional[Verdict]]) -> None:
+    def __init__(
+        self, cases: Sequence[Case], folder: Path, verdicts: SimpleQueue[Optional[Verdict]], stop: Event
+    ) -> None:
         self._cases = cases
         self._folder = folder
         self._verdicts = verdicts
+        self._stop = stop
         self._judged = 0
         self._since = time.monotonic()
 
@@ -87,6 +102,8 @@ class _Job:
 
     def _judge_new(self) -> int:
         """Judge the cases that all ranks have answered since the last look; returns how many answers there are."""
+        if self._stop.is_set():
+            raise _StoppedError
         answers = [self._answers_of(rank) for rank in range(self._cases[0].ranks)]
         for given in list(zip(*answers))[self._judged :]:
             self._verdicts.put(judge(self._cases[self._judged], given))

@@ -2,13 +2,13 @@
 
     python scripts/bench/peers.py --torch-python venv-torch/bin/python --json peers.json
 
-16 residual MLP blocks x + W2 relu(W1 rmsnorm(x)), width 256, inner width 1024, float32, on 4 ranks with one thread each, 8
-micro-batches of 256 tokens. Schedules: 1F1B, ZB-H1 (torch: interleaved zero bubble, two stages a rank) and ZB-V. Modes: no
-checkpointing; every block recomputed; and, here only, recomputed without the second matmul ("exclude").
+16 residual MLP blocks x + W2 relu(W1 rmsnorm(x)), width 256, inner width 1024, float32, on 4 ranks with one thread
+each, 8 micro-batches of 256 tokens. Schedules: 1F1B, ZB-H1 (torch: interleaved zero bubble, two stages a rank) and
+ZB-V. Modes: no checkpointing; every block recomputed; and, here only, recomputed without the second matmul ("exclude").
 
 Step times come from jobs that run all cases of a peer interleaved, step by step; the peers' jobs alternate over some
-rounds. Peak memory is the rise of the resident size over the state before the first step, on the rank where it is largest,
-from a job per case. In the waiting version each block sleeps in its forward, dx and dw, so cores do not matter.
+rounds. Peak memory is the rise of the resident size over the state before the first step, on the rank where it is
+largest, from a job per case. In the waiting version each block sleeps in its forward, dx and dw, so cores do not matter.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -48,9 +49,7 @@ def main() -> int:
     options = _parser().parse_args()
     peers = [peer for peer in PEERS if peer == "this project" or options.torch_python]
     if not options.torch_python:
-        print(
-            "torch is not installed in this Python: its side is left out; give --torch-python, or install the extra bench"
-        )
+        print("torch is not in this Python, so its side is left out: give --torch-python, or install the extra [bench]")
     steps: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for compute, rounds in (("mlp", options.rounds), ("wait", 1)):
         for _ in range(rounds):
@@ -104,7 +103,7 @@ def run_job(peer: str, chosen: Sequence[Case], repeats: int, torch_python: Optio
 def _run_torch(python: str, arguments: Sequence[str], folder: Path) -> None:
     """Start torch's ranks and wait for all; the first that fails ends the others."""
     script = Path(__file__).with_name("peers_torch.py")
-    environment = {**ONE_THREAD, "PYTHONPATH": python_path(), "PATH": "/usr/bin:/bin"}
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": python_path()}
     port = str(free_port())
     ranks = []
     try:
@@ -114,14 +113,12 @@ def _run_torch(python: str, arguments: Sequence[str], folder: Path) -> None:
                 ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         deadline = time.monotonic() + SECONDS_PER_JOB
         while any(process.poll() is None for process in ranks):
-            failed = [rank for rank, process in enumerate(ranks) if process.poll()]
-            if failed or time.monotonic() > deadline:
-                break
+            late = time.monotonic() > deadline
+            bad = [rank for rank, process in enumerate(ranks) if process.poll() or (late and process.poll() is None)]
+            if bad:
+                log = (folder / f"rank{bad[0]}.log").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"torch's rank {bad[0]} failed or took over {SECONDS_PER_JOB:.0f} s:\n{log}")
             time.sleep(0.1)
-        bad = [rank for rank, process in enumerate(ranks) if process.poll() != 0]
-        if bad:
-            log = (folder / f"rank{bad[0]}.log").read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"torch's rank {bad[0]} failed or took over {SECONDS_PER_JOB:.0f} s:\n{log}")
     finally:
         for process in ranks:
             process.kill()

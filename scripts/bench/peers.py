@@ -8,7 +8,7 @@ ZB-V. Modes: no checkpointing; every block recomputed; and, here only, recompute
 
 Step times come from jobs that run all cases of a peer interleaved, step by step; the peers' jobs alternate over some
 rounds. Peak memory is the rise of the resident size over the state before the first step, on the rank where it is
-largest, from a job per case. In the waiting version each block sleeps in its forward, dx and dw, so cores do not matter.
+largest, from a job per case. In the waiting version each block sleeps in its forward, dx and dw: cores do not matter.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pipeline.plan import SCHEDULES, Communication, Costs, Kind, Memory, PlanError, faults, make_plan, mapping, simulate
 from pipeline.plan.passes import insert_recompute, split_backward
 from pipeline.plan.placement import loop, v_shape
+from pipeline.plan.schedules import TAKES_VIRTUAL
 from pipeline.plan.search import auto, named_plans
 from pipeline.plan.search.list_scheduling import Policy, lines, schedule
 from pipeline.plan.search.local_search import improve
@@ -33,7 +34,7 @@ def best_named(ranks, micro_batches, stages, costs, memory, limit):
     """The least makespan of the named schedules within the limit, computed without the search's own list of them."""
     best = float("inf")
     for name in SCHEDULES:
-        plan = make_plan(name, ranks, micro_batches)
+        plan = make_plan(name, ranks, micro_batches, stages // ranks if name in TAKES_VIRTUAL else None)
         for mode in MODES if plan.stages == stages else ():
             simulation = simulate(plan if mode == "none" else insert_recompute(plan, mode), costs, memory)
             if max(simulation.peak_memory) <= limit:
@@ -59,7 +60,7 @@ def test_auto_is_never_worse_than_the_best_named_schedule(stages_per_rank, recor
                 assert result.best_named.simulation.makespan == named
                 gains.append(1.0 - again.makespan / named)
     record_property("mean_gain", sum(gains) / max(len(gains), 1))
-    assert stages_per_rank > 1 or sum(gains) / len(gains) > 0.05, gains
+    assert stages_per_rank > 1 or sum(gains) / len(gains) > 0.02, gains
 
 
 def test_auto_is_a_function_of_its_arguments():
@@ -90,6 +91,15 @@ def test_auto_has_a_limit_per_rank():
     result = auto(3, 6, memory_limit=[3.0, 1.0, 2.0], effort=0.05)
     assert all(peak <= limit for peak, limit in zip(result.simulation.peak_memory, (3.0, 1.0, 2.0)))
     assert max(result.simulation.peak_memory) == 3.0
+
+
+def test_a_replay_lets_go_before_the_next_one_of_its_micro_batch_starts():
+    """Both stages of each rank are replayed, and there is room for one replay at a time."""
+    costs, memory = uneven(6, 0)
+    placement, checkpointed = loop(3, 2), (False, False, True, True, False, True)
+    problem = Problem(placement, 2, costs, memory, [2.15] * 3)
+    rows = schedule(problem, Policy(*map(tuple, lines(problem, 0.0, 0.0)), 0.0, checkpointed, problem.limits))
+    assert not faults(problem.to_plan(rows, checkpointed, "tight", [False] * 3))
 
 
 def test_auto_pairs_heavy_with_light_stages():
@@ -143,7 +153,7 @@ def test_the_search_times_and_weighs_rows_as_the_simulator_does(mode):
     assert problem.to_plan(rows, checkpointed, plan.name, [False] * 4) == plan
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     placement=st.sampled_from([loop(3), loop(3, 2), v_shape(3), loop(2, 3), mapping([0, 0, 1, 1]), mapping([1, 0, 1])]),

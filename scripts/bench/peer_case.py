@@ -22,7 +22,9 @@ class Case(NamedTuple):
     Attributes:
         schedule: ``1F1B``, ``ZB-H1`` (torch: interleaved zero bubble) or ``ZB-V``.
         checkpoint: ``none``; ``full``: every block is recomputed; ``exclude``: but not its second matmul.
-        compute: ``mlp``, or ``wait``: a block sleeps instead, and its matrices are left out.
+        compute: ``mlp``: matrices are multiplied with MindSpore's torch-like ``mint.matmul`` (torch: ``nn.Linear``);
+            ``dense``: by MindSpore's older layer ``nn.Dense``, whose backward is faster on CPU; ``wait``: a block sleeps
+            and has no matrices.
     """
 
     schedule: str

@@ -25,17 +25,29 @@ from scripts.workers import is_scheduler, reported
 PLAN_NAMES = {"1F1B": "1f1b", "ZB-H1": "zb-h1", "ZB-V": "zb-v"}
 
 
+def _values(*shape: int) -> Tensor:
+    return Tensor((np.random.default_rng(1).standard_normal(shape) / max(shape) ** 0.5).astype(np.float32))
+
+
 class Matmul(nn.Cell):
     """A matrix without bias."""
 
     def __init__(self, name: str, inner: int, outer: int) -> None:
         super().__init__(auto_prefix=False)
-        values = np.random.default_rng(1).standard_normal((inner, outer)) / inner**0.5
-        self.weight = Parameter(Tensor(values.astype(np.float32)), name=name)
+        self.weight = Parameter(_values(inner, outer), name=name)
 
     def construct(self, x: Tensor) -> Tensor:
         """Map (tokens, inner) to (tokens, outer)."""
         return mint.matmul(x, self.weight)
+
+
+def linear(compute: str, name: str, inner: int, outer: int) -> nn.Cell:
+    """A layer that maps (tokens, inner) to (tokens, outer), made as `compute` says."""
+    if compute == "mlp":
+        return Matmul(name, inner, outer)
+    layer = nn.Dense(inner, outer, weight_init=_values(outer, inner), has_bias=False)
+    layer.weight.name = name
+    return layer
 
 
 class MlpBlock(nn.Cell):
@@ -43,8 +55,8 @@ class MlpBlock(nn.Cell):
 
     def __init__(self, name: str, case: Case) -> None:
         super().__init__(auto_prefix=False)
-        self.up = Matmul(f"{name}.up", peer_case.WIDTH, peer_case.HIDDEN)
-        self.down = Matmul(f"{name}.down", peer_case.HIDDEN, peer_case.WIDTH)
+        self.up = linear(case.compute, f"{name}.up", peer_case.WIDTH, peer_case.HIDDEN)
+        self.down = linear(case.compute, f"{name}.down", peer_case.HIDDEN, peer_case.WIDTH)
         self.second = checkpoint_exclude_wrapper(self.down) if case.checkpoint == "exclude" else self.down
         self.runs = 0
 
@@ -63,7 +75,7 @@ class Stage(nn.Cell):
         share = peer_case.BLOCKS // stages
         names = [f"block{index * share + i}" for i in range(share)]
         blocks = [
-            MlpBlock(name, case) if case.compute == "mlp" else WaitBlock(name, peer_case.BLOCK_WAIT) for name in names
+            WaitBlock(name, peer_case.BLOCK_WAIT) if case.compute == "wait" else MlpBlock(name, case) for name in names
         ]
         self.blocks = nn.CellList(blocks, auto_prefix=False)
         self.calls = [block if case.checkpoint == "none" else checkpoint_wrapper(block) for block in blocks]

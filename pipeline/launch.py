@@ -242,8 +242,9 @@ class Job:
             options["node_rank"] = cluster.node_rank
         # msrun starts the "python" that it finds on PATH.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        threads = str(max(1, (os.cpu_count() or 1) // cluster.local_ranks))
         marks = {"PATH": path, JOB_MARK: self._mark, LOG_DIR: str(self.log_dir)}
-        environment = {**os.environ, **self.environment, **marks}
+        environment = {"OMP_NUM_THREADS": threads, **os.environ, **self.environment, **marks}
         with (self.log_dir / "msrun.log").open("wb") as log:
             self._msrun = subprocess.Popen(
                 [sys.executable, msrun, *(f"--{name}={value}" for name, value in options.items()), *self.command],

@@ -3,6 +3,11 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 . "$ROOT/scripts/setup.sh"
-ready_environment "" || exit 1
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+for argument in "$@"; do
+    if [ "$argument" = -h ] || [ "$argument" = --help ]; then
+        exec "$(find_python)" -m scripts.training.options "$argument"
+    fi
+done
+ready_environment "" || exit 1
 exec "$PYTHON" -m scripts.training.launch "$@"

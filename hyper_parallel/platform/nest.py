@@ -44,6 +44,12 @@ class Nest:
         """Return how many tensors the nest holds."""
         return 1 if self.kind is _TENSOR else sum(child.leaf_count() for child in self.children)
 
+    def constants(self) -> list:
+        """Return what the nest holds besides tensors."""
+        if self.kind is _CONSTANT:
+            return [self.value]
+        return [constant for child in self.children for constant in child.constants()]
+
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """Put the nest together again with `leaves` in the places of its tensors."""
         return self._rebuild(iter(leaves))

@@ -1,10 +1,12 @@
 """Phase, invocation and its resources: what a replay needs to know, in pure Python.
 
-1. An invocation is one call of one checkpointed block. It owns the call records of its excluded regions, in call order, and
-   knows the invocations of the blocks that were called inside it. Nothing else refers to the records, so they die with it.
-2. A frame says what the current thread is doing for which invocation. Frames nest through a ContextVar: two threads, or two
-   replays of one block, never see each other's frame, and every replay reads the records from the start.
-3. A record's outputs live as long as a session retains the invocation; without one they are released after the first replay.
+1. An invocation is one call of one checkpointed block. It owns the call records of its excluded regions, in call order,
+   and knows the invocations of the blocks called inside it. Nothing else refers to the records, so they die with it.
+2. A frame says what the current thread is doing for which invocation. Frames nest through a ContextVar: two threads, or
+   two replays of one block, never see each other's frame, and every replay reads the records from the start.
+3. Cached outputs live as long as a session retains the invocation. Without one they are released after the first replay.
+4. A replay is satisfied, and may stop, when it has made the last tensor that an operator still waits for: the last placeholder
+   of the block's own operators, and the last input that an excluded region defers.
 """
 
 from __future__ import annotations
@@ -35,8 +37,15 @@ class ReplayMismatchError(RuntimeError):
     """A replay did not make the calls that the forward made."""
 
 
-class SavedOutputError(RuntimeError):
-    """The output of a region with `save_output=False` was used by something else than the next excluded region."""
+class UnsavedOutputError(RuntimeError):
+    """An output that its region does not save was used by something else than the next excluded region."""
+
+    def __init__(self, region: str) -> None:
+        super().__init__(
+            f"The output of excluded region '{region}' is not saved (save_output=False), so it must go whole, as one "
+            "argument, into another excluded region of the same block, but it was used in another way; use "
+            "save_output=True."
+        )
 
 
 _serials = itertools.count()
@@ -76,9 +85,16 @@ class Invocation:
         for record in self.records:
             record.release()
 
+    def last_waiting_record(self) -> int:
+        """Return the position of the last record whose region still needs an input, -1 if there is none."""
+        for position in range(len(self.records) - 1, -1, -1):
+            if self.records[position].waits_for_input():
+                return position
+        return -1
+
 
 class Frame:
-    """One level of what the current thread is doing; in a forward, `handle` is the platform's handle of the block's call."""
+    """One level of what the current thread is doing; in a forward, `handle` is the platform's handle of the call."""
 
     __slots__ = ("handle", "invocation", "phase")
 
@@ -89,24 +105,78 @@ class Frame:
 
 
 class ReplayFrame(Frame):
-    """A replay of an invocation: which record and which inner block come next."""
+    """A replay of an invocation: which record and which inner block come next, and whether it may stop."""
 
-    __slots__ = ("bind", "finished", "next_child", "next_record", "started")
+    __slots__ = (
+        "key",
+        "last_record",
+        "made",
+        "needed",
+        "next_child",
+        "next_record",
+        "pending",
+        "stand_ins",
+        "started",
+        "stopper",
+    )
 
-    def __init__(self, invocation: Invocation, bind: Any = None) -> None:
+    def __init__(self, invocation: Invocation, key: Any = None, handle: Any = None, needed: int = 0) -> None:
         """Start at the first record.
 
         Args:
             invocation: What is replayed.
-            bind: `bind(handle, tensor)` gives a handle its recomputed input; None in a replay of an outer block, which
-                only passes through the inner one.
+            key: What the recomputed tensors are kept under.
+            handle: Binds recomputed inputs: `handle.bind(input_handle, tensor, key)`. None in a replay of an outer block,
+                which only passes through the inner one.
+            needed: How many saved tensors the replay has to make before it may stop.
         """
-        super().__init__(Phase.REPLAY, invocation)
-        self.bind = bind
+        super().__init__(Phase.REPLAY, invocation, handle)
+        self.key = key
+        self.needed = needed
+        self.made = 0
+        self.last_record = invocation.last_waiting_record() if handle is not None else -1
         self.next_record = 0
         self.next_child = 0
         self.started = False
-        self.finished = False
+        self.stopper: Any = None
+        self.stand_ins: list = []
+        self.pending: list = []
+
+    def satisfied(self) -> bool:
+        """Return whether everything that an operator still waits for has been made (rule 4)."""
+        return (
+            self.handle is not None
+            and self.made >= self.needed
+            and self.next_record > self.last_record
+            and not self.pending
+        )
+
+    def hand_out(self, stand_in: Any) -> Any:
+        """Return `stand_in` for an output that is not saved; a replay does not stop before the next region took it."""
+        self.stand_ins.append(stand_in)
+        if not stand_in.record.region.finds_out:
+            self.pending.append(stand_in)
+        return stand_in
+
+    def take_back(self, stand_in: Any) -> None:
+        """Note that an excluded region accepted `stand_in`."""
+        if stand_in in self.pending:
+            self.pending.remove(stand_in)
+
+    def learn(self, needed: bool) -> bool:
+        """Tell the regions that find out by themselves whether their outputs were needed; return whether there are any."""
+        regions = [stand_in.record.region for stand_in in self.stand_ins if stand_in.record.region.finds_out]
+        for region in regions:
+            region.learn(needed)
+        return bool(regions)
+
+    def misused_stand_in(self, message: str) -> Any:
+        """Return the record whose stand-in caused an error with this message, None if none did."""
+        if self.pending:
+            return self.pending[-1].record
+        if self.stand_ins and type(self.stand_ins[-1]).__name__ in message:
+            return self.stand_ins[-1].record
+        return None
 
     def take_record(self, region: str) -> Any:
         """Return the record of the next call of an excluded region, which must be one of the region called `region`."""
@@ -121,7 +191,8 @@ class ReplayFrame(Frame):
         if record.region_name != region:
             raise ReplayMismatchError(
                 f"The replay of block '{self.invocation.block}' called excluded region '{region}' where the forward "
-                f"called '{record.region_name}' (call {position + 1}); make the block call its regions in the same order."
+                f"called '{record.region_name}' (call {position + 1}); make the block call its regions in the same "
+                "order."
             )
         self.next_record = position + 1
         return record
@@ -138,14 +209,23 @@ class ReplayFrame(Frame):
         self.next_child = position + 1
         return children[position]
 
-    def check_complete(self) -> None:
-        """Raise if the replay made fewer calls of excluded regions than the forward."""
-        if self.next_record != len(self.invocation.records):
-            missing = self.invocation.records[self.next_record].region_name
+    def check_complete(self, saved: int) -> None:
+        """Raise if a replay that ran to its end made fewer calls of excluded regions, or saved another number of tensors.
+
+        Args:
+            saved: How many tensors the forward saved.
+        """
+        records = self.invocation.records
+        if self.next_record != len(records):
             raise ReplayMismatchError(
-                f"The replay of block '{self.invocation.block}' made {self.next_record} calls of excluded regions, but the "
-                f"forward made {len(self.invocation.records)}; the next one missing is '{missing}'. Make the block call the "
-                "same regions in its replay as in its forward."
+                f"The replay of block '{self.invocation.block}' made {self.next_record} calls of excluded regions, but "
+                f"the forward made {len(records)}; the next one missing is '{records[self.next_record].region_name}'. "
+                "Make the block call the same regions in its replay as in its forward."
+            )
+        if self.made != saved:
+            raise ReplayMismatchError(
+                f"The replay of block '{self.invocation.block}' saved {self.made} tensors, but the forward saved {saved}; "
+                "make the block run the same operators in its replay as in its forward."
             )
 
 

@@ -175,7 +175,7 @@ def _print_table(rows: list[dict[str, Any]], unit: str) -> None:
                 row["recompute"],
                 str(row["stages_per_rank"]),
                 f"{row['makespan']:g}",
-                f"{100 * (row['makespan'] / best - 1):+.1f} %",
+                f"{100 * (row['makespan'] / best - 1):+.1f} %" if row["within_memory_limit"] else "",
                 f"{row['bubble']:g}",
                 f"{100 * row['bubble_share']:.1f}",
                 str(row["peak_activations"]),

@@ -11,6 +11,8 @@ from rich.table import Table
 from pipeline.plan import PlanError
 from pipeline.plan.render import Timeline, chrome_trace, save_picture
 
+_WIDEST = 1000
+
 
 def save(timelines: Sequence[Timeline], out: str, memory_limit: float | None = None) -> None:
     """Write a picture (.svg, .png) or a trace for Perfetto (.json).
@@ -31,5 +33,6 @@ def print_table(table: Table) -> None:
     """Print a table: as wide as the terminal, or as it needs where there is none (a pipe, a file)."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=max(console.measure(table).maximum, len(str(table.title or ""))))
+        needed = Console(width=_WIDEST).measure(table).maximum
+        console = Console(width=max(needed, len(str(table.title or ""))))
     console.print(table)

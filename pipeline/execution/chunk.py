@@ -15,25 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, get_rng_state, set_rng_state
 
 from hyper_parallel.platform.mindspore.autograd import add_gradient, detached, recording, requires_grad
-from hyper_parallel.platform.mindspore.retention import (
-    clear_recompute_session,
-    recompute_handle,
-    recompute_handle_collector_ctx,
-    recompute_session_ctx,
-)
-from pipeline.execution.nest import map_leaves
+from hyper_parallel.platform.mindspore.retention import SavedTensors, storage_bytes
+from pipeline.execution.nest import leaves, map_leaves
+from pipeline.execution.retention import RecomputeSession, Retention
 from pipeline.execution.split_backward import Gradients, SplitBackward
 
 InputGrads = Gradients
-_numbers = itertools.count()
 
 
 class ChunkError(RuntimeError):
@@ -41,7 +35,7 @@ class ChunkError(RuntimeError):
 
 
 class ChunkState(str, enum.Enum):
-    """Where a chunk is; the value is how messages call it."""
+    """Where a chunk is. The value is what messages call it."""
 
     NEW = "new"
     FORWARDED = "forwarded"
@@ -57,6 +51,13 @@ _ALLOWED = {
     "backward_input": (ChunkState.FORWARDED, ChunkState.RECOMPUTED),
     "backward_weight": (ChunkState.INPUT_DONE,),
 }
+_ADVICE = {
+    ChunkState.NEW: "call forward first",
+    ChunkState.FORWARDED: "it waits for recompute, backward or backward_input",
+    ChunkState.RECOMPUTED: "it waits for backward or backward_input",
+    ChunkState.INPUT_DONE: "it waits for backward_weight",
+    ChunkState.RELEASED: "make a new chunk",
+}
 
 
 class Chunk:
@@ -66,18 +67,24 @@ class Chunk:
         stage: index of the stage; names the chunk in errors.
         micro_batch: index of the micro-batch; names the chunk in errors.
         weights: the parameters that get gradients; those that need none are passed over.
+        retention: one object for all chunks of a stage. With it `held_bytes` knows what operators outside of
+            checkpointed blocks save; without it they are not counted.
     """
 
-    def __init__(self, stage: int, micro_batch: int, weights: Sequence[Parameter], retention: Any = None) -> None:
+    def __init__(
+        self, stage: int, micro_batch: int, weights: Sequence[Parameter], retention: Retention | None = None
+    ) -> None:
         self.stage = stage
         self.micro_batch = micro_batch
         self._weights = tuple(weights)
         self._state = ChunkState.NEW
-        self._session = (stage, micro_batch, next(_numbers))
-        self._handles: list[Any] = []
-        self._leaves: list[Tensor | None] = []
-        self._split: SplitBackward | None = None
         self._lock = threading.RLock()
+        self._session = RecomputeSession(stage, micro_batch)
+        self._split: SplitBackward | None = None
+        self._leaves: list[Tensor | None] = []
+        self._retention = retention
+        self._shapes: Any = None
+        self._saved: SavedTensors | None = None
 
     @property
     def state(self) -> ChunkState:
@@ -88,36 +95,42 @@ class Chunk:
         """Run `fn(*args, **kwargs)` and record it.
 
         Tensors in the arguments that need a gradient get one in dx; they are detached from whatever made them.
+        Parameters in the arguments stay what they are.
 
         Returns:
             What `fn` returned, its tensors detached.
         """
-        with self._step("forward", ChunkState.FORWARDED), recompute_handle_collector_ctx() as handles, recording():
-            self._handles = handles
-            args, kwargs = map_leaves(self._detach_input, (args, kwargs))
-            outputs = fn(*args, **kwargs)
+        with self._step("forward", ChunkState.FORWARDED), self._session.collecting(), recording():
+            self._look_at(args, kwargs)
+            args, kwargs = map_leaves(self._own_input, (args, kwargs))
+            with self._saved.counting() if self._saved is not None else contextlib.nullcontext():
+                outputs = fn(*args, **kwargs)
             self._split = SplitBackward(outputs, [leaf for leaf in self._leaves if leaf is not None], self._weights)
-            return map_leaves(
-                lambda leaf: detached(leaf, requires_grad(leaf)) if isinstance(leaf, Tensor) else leaf, outputs
-            )
+            return map_leaves(lambda leaf: detached(leaf) if isinstance(leaf, Tensor) else leaf, outputs)
 
     def recompute(self, last: int | None = None) -> None:
-        """Replay the checkpointed blocks now: all, or only the `last` ones (those that the backward reaches first)."""
-        with self._step("recompute", ChunkState.RECOMPUTED), self._reading(retain=True):
-            for handle in self._handles if last is None else self._handles[max(0, len(self._handles) - last) :]:
-                recompute_handle(handle, self._session)
+        """Replay the checkpointed blocks now: all, or only the `last` ones (those that the backward reaches first).
+
+        Blocks that have been replayed are passed over. A block inside another block counts as one of its own.
+        """
+        with self._step("recompute", ChunkState.RECOMPUTED), self._session.reading(retain=True):
+            self._session.replay(last)
 
     def backward(self, output_grads: Any = None) -> InputGrads:
-        """The whole backward: adds the weights' gradients up, returns the inputs'.
+        """The whole backward: adds the weights' gradients up, returns the inputs', releases the chunk.
 
         Args:
             output_grads: nest like the outputs, None for an output without gradient; None for a scalar loss means ones.
 
         Returns:
             One gradient for each tensor in the arguments of `forward`, None where none is needed.
+
+        Errors:
+            ValueError: `output_grads` does not fit the outputs.
         """
-        with self._step("backward", ChunkState.RELEASED), self._reading(retain=False):
-            input_grads, weight_grads = self._split.full(output_grads)
+        with self._step("backward", ChunkState.RELEASED):
+            with self._session.reading(retain=False):
+                input_grads, weight_grads = self._split.full(output_grads)
             self._add_up(weight_grads)
             aligned = self._aligned(input_grads)
             self._free()
@@ -125,15 +138,19 @@ class Chunk:
 
     def backward_input(self, output_grads: Any = None) -> InputGrads:
         """dx: the gradients of the inputs only, as in `backward`. What dw needs is kept for `backward_weight`."""
-        with self._step("backward_input", ChunkState.INPUT_DONE), self._reading(retain=True):
-            aligned = self._aligned(self._split.inputs(output_grads))
+        with self._step("backward_input", ChunkState.INPUT_DONE):
+            with self._session.reading(retain=True):
+                input_grads = self._split.inputs(output_grads)
+            aligned = self._aligned(input_grads)
             self._leaves = []
             return aligned
 
     def backward_weight(self) -> None:
         """dw: adds the weights' gradients up and releases the chunk."""
-        with self._step("backward_weight", ChunkState.RELEASED), self._reading(retain=False):
-            self._add_up(self._split.weights())
+        with self._step("backward_weight", ChunkState.RELEASED):
+            with self._session.reading(retain=False):
+                weight_grads = self._split.weights()
+            self._add_up(weight_grads)
             self._free()
 
     def release(self) -> None:
@@ -143,20 +160,41 @@ class Chunk:
             self._free()
 
     def held_bytes(self) -> int:
-        """Bytes of the tensors that the chunk keeps alive."""
-        return 0
+        """Bytes of the tensors that the chunk keeps alive in its present state; weights and outputs are not its own."""
+        with self._lock:
+            known = self._known_tensors()
+            if self._saved is not None:
+                return storage_bytes([*known, *self._saved], without=self._weights)
+            seen = 0
+            if self._retention is not None and self._split is not None:
+                seen = self._retention.saved_bytes(self._shapes, self._state)
+            return storage_bytes(known, without=self._weights) + seen
 
-    def _reading(self, retain: bool) -> contextlib.AbstractContextManager:
-        """The chunk's session on this thread; `retain`: a later step reads the recomputed tensors again."""
-        return recompute_session_ctx(self._session, retain_on_unpack=retain)
+    def _known_tensors(self) -> list[Tensor]:
+        kept = [leaf for leaf in self._leaves if leaf is not None]
+        return [*kept, *self._session.tensors(), *(self._split.tensors() if self._split is not None else ())]
 
-    def _detach_input(self, leaf: Any) -> Any:
+    def _look_at(self, args: Any, kwargs: Any) -> None:
+        """Count what operators save in this chunk if no chunk with inputs of these shapes has been looked at."""
+        if self._retention is not None:
+            tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self._shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+            self._saved = None if self._retention.knows(self._shapes) else SavedTensors()
+
+    def _learn(self) -> None:
+        if self._saved is not None:
+            known = [*self._known_tensors(), *self._weights]
+            self._retention.learn(self._shapes, self._state, storage_bytes(self._saved, without=known))
+
+    def _own_input(self, leaf: Any) -> Any:
+        """An input that needs a gradient becomes a leaf of the chunk's own graph."""
         if not isinstance(leaf, Tensor):
             return leaf
-        needs_grad = requires_grad(leaf)
-        own = detached(leaf, needs_grad)
-        self._leaves.append(own if needs_grad else None)
-        return own
+        if isinstance(leaf, Parameter) or not requires_grad(leaf):
+            self._leaves.append(None)
+            return leaf
+        self._leaves.append(detached(leaf, needs_grad=True))
+        return self._leaves[-1]
 
     def _aligned(self, grads: Gradients) -> InputGrads:
         found = iter(grads)
@@ -170,25 +208,32 @@ class Chunk:
     def _free(self) -> None:
         if self._split is not None:
             self._split.release()
-        self._split, self._handles, self._leaves = None, [], []
-        clear_recompute_session(self._session)
+        self._split, self._leaves, self._saved = None, [], None
+        self._session.clear()
 
     @contextlib.contextmanager
     def _step(self, step: str, after: ChunkState) -> Iterator[None]:
         with self._lock:
             name = f"stage {self.stage}, micro-batch {self.micro_batch}, {step}"
             if self._state not in _ALLOWED[step]:
-                allowed = " or ".join(repr(state.value) for state in _ALLOWED[step])
-                raise ChunkError(f"{name}: needs a chunk that is {allowed}, but this one is {self._state.value!r}.")
+                allowed = " or ".join(f"'{state.value}'" for state in _ALLOWED[step])
+                advice = _ADVICE[self._state]
+                raise ChunkError(f"{name}: needs a chunk that is {allowed}, but it is '{self._state.value}'; {advice}.")
+            random_state = get_rng_state()
             try:
                 yield
             except BaseException as error:
                 self.release()
+                set_rng_state(random_state)
                 _put_in_front(error, name)
                 raise
             self._state = after
+            self._learn()
 
 
 def _put_in_front(error: BaseException, name: str) -> None:
+    """Name the step in the error itself, so that its type and traceback stay what they are."""
     if error.args and isinstance(error.args[0], str):
         error.args = (f"{name}: {error.args[0]}", *error.args[1:])
+    elif not error.args:
+        error.args = (name,)

@@ -235,6 +235,7 @@ class Executor:
             for position, action in enumerate(self.plan.rows[self.rank]):
                 self._watch.enter(position)
                 self._run_action(step, action)
+            self._watch.waits()
             self._transport.flush()
         finally:
             step.release()

@@ -189,13 +189,13 @@ class Monitor:
         return failures
 
     def _tell(self, failure: Failure) -> None:
-        """Tell every rank the first failure, the rank that it is about last: when it hears, all have heard."""
+        """Tell every rank the first failure. The rank that it is about, and this process, hear it last and end last."""
         if self._failure is None:
             self._failure = failure
-            self._send_all({"failure": failure.to_json()}, last=failure.rank)
+            self._send_all({"failure": failure.to_json()}, about=failure.rank)
 
-    def _send_all(self, message: dict[str, Any], last: int = 0) -> None:
-        for _, member in sorted(self._members.items(), key=lambda item: item[0] == last):
+    def _send_all(self, message: dict[str, Any], about: int = 0) -> None:
+        for _, member in sorted(self._members.items(), key=lambda item: (item[0] == 0, item[0] == about)):
             if member.line.open:
                 member.line.send(message)
 

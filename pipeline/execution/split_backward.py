@@ -14,19 +14,23 @@ The split is exact and computes nothing twice:
    saved: what is alive between dx and dw is what dw reads.
 5. An output off the input path (`aux ** 2`) waits for dw with the gradient that it was given.
 6. Without an input that needs a gradient there is no path: dx does nothing, dw is the full backward.
-7. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
+7. A custom function cannot be held once its edge is cut, so dw cannot start at one. A weight that is reached from a
+   custom function's branch through another custom function gets its gradient in dx, as an input does; dw hands it out.
+8. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from mindspore import Parameter, Tensor, ops
+from mindspore.nn import Cell
 
 from hyper_parallel.platform.mindspore import autograd
 from pipeline.execution.nest import leaves, leaves_like, map_leaves
+from pipeline.execution.retention import RecomputeSession
 
 Gradients = tuple[Optional[Tensor], ...]
 
@@ -64,7 +68,7 @@ class _Output:
 
 
 class _Path(NamedTuple):
-    """The graph below some outputs."""
+    """The graph below some outputs; nodes come after all that lie below them."""
 
     nodes: dict[int, autograd.Node]
     edges: dict[int, list[tuple[int, int, int]]]
@@ -77,6 +81,21 @@ class _Path(NamedTuple):
 
     def edges_off(self, key: int) -> list[tuple[int, int, int]]:
         return [edge for edge in self.edges[key] if edge[1] in self.to_weight and edge[1] not in self.to_input]
+
+    def unholdable(self) -> list[int]:
+        """Rule 7: the custom functions off the path that only a custom function on it holds."""
+        custom = {key for key, node in self.nodes.items() if autograd.is_custom_function(node)}
+        branches = custom & self.to_input
+        return [child for key in branches for _, child, _ in self.edges_off(key) if child in custom]
+
+    def below(self, keys: Iterable[int]) -> set[int]:
+        found, pending = set(), list(keys)
+        while pending:
+            key = pending.pop()
+            if key not in found:
+                found.add(key)
+                pending.extend(child for _, child, _ in self.edges[key])
+        return found
 
 
 class _Arrived:
@@ -140,6 +159,7 @@ class SplitBackward:
         self._trained = tuple(weight for weight in weights if autograd.requires_grad(weight))
         self._outputs: Any = map_leaves(_output, outputs)
         self._starts: list[_Start] = []
+        self._early: dict[int, Tensor | None] = {}
         self._branches: list[_Branch] = []
 
     def full(self, output_grads: Any = None) -> tuple[Gradients, Gradients]:
@@ -154,21 +174,23 @@ class SplitBackward:
         starts = self._given(output_grads)
         grads = _run(starts, self._inputs + self._trained, keep_graph=False)
         count = len(self._inputs)
+        found = dict(zip(map(id, self._trained), grads[count:]))
         self.release()
-        return grads[:count], self._aligned(grads[count:])
+        return grads[:count], tuple(found.get(id(weight)) for weight in self._weights)
 
     def inputs(self, output_grads: Any = None) -> Gradients:
         """dx: the gradients of the inputs. Arguments and errors as in `full`."""
         given = self._given(output_grads)
-        path = _explore([start.node for start in given], self._inputs, self._trained)
+        path, early = self._path([start.node for start in given])
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         self._branches = [_Branch(path, key) for key in path.nodes if key in path.to_input and path.edges_off(key)]
-        grads = _run(on_path, self._inputs, keep_graph=True)
+        grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
         _cut_input_path(path)
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
         self._starts = off_path + [start for branch in self._branches for start in branch.starts()]
+        self._early = dict(zip(map(id, early), grads[len(self._inputs) :]))
         self._outputs = None
-        return grads
+        return grads[: len(self._inputs)]
 
     def weights(self, keep_graph: bool = False) -> Gradients:
         """dw: the gradients of the weights in one engine run.
@@ -176,24 +198,42 @@ class SplitBackward:
         Args:
             keep_graph: keep what dw reads, so that it may be asked for again.
         """
-        grads = self._aligned(_run(self._starts, self._trained, keep_graph))
+        late = [weight for weight in self._trained if id(weight) not in self._early]
+        found = {**self._early, **dict(zip(map(id, late), _run(self._starts, late, keep_graph)))}
         if not keep_graph:
             self.release()
-        return grads
+        return tuple(found.get(id(weight)) for weight in self._weights)
 
-    def pending(self) -> list[Tensor]:
-        """The gradients that wait for dw."""
-        return [start.grad for start in self._starts]
+    def ones(self) -> Any:
+        """A gradient of ones for every output."""
+        return map_leaves(
+            lambda output: None if output is None else ops.ones(output.shape, output.dtype), self._outputs
+        )
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What is kept besides what operators saved: outputs that a backward starts from, gradients that wait."""
+        roots = [output.root for output in leaves(self._outputs) if output is not None] + [s.root for s in self._starts]
+        yield from (root for root in roots if isinstance(root, Tensor))
+        yield from (start.grad for start in self._starts)
+        yield from (grad for grad in self._early.values() if grad is not None)
 
     def release(self) -> None:
         """Let go of the graph and of all gradients that wait."""
         for branch in self._branches:
             branch.release()
-        self._outputs, self._starts, self._branches, self._inputs = None, [], [], ()
+        self._outputs, self._starts, self._branches, self._early, self._inputs = None, [], [], {}, ()
 
-    def _aligned(self, trained_grads: Gradients) -> Gradients:
-        grads = iter(trained_grads)
-        return tuple(next(grads) if autograd.requires_grad(weight) else None for weight in self._weights)
+    def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:
+        """The input path, and the weights that rule 7 makes inputs of it."""
+        early: list[Parameter] = []
+        while True:
+            late = [weight for weight in self._trained if all(weight is not other for other in early)]
+            path = _explore(roots, (*self._inputs, *early), late)
+            unreachable = path.below(path.unholdable())
+            more = [weight for weight in late if autograd.node_id(autograd.node_of(weight)) in unreachable]
+            if not more:
+                return path, early
+            early += more
 
     def _given(self, output_grads: Any) -> list[_Start]:
         """Where the backward starts: at every output that needs a gradient and is given one."""
@@ -233,8 +273,8 @@ def _explore(roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: 
             for leading in (to_input, to_weight):
                 if not leading.isdisjoint(children):
                     leading.add(key)
-        elif key not in path.nodes:
             path.nodes[key] = node
+        elif key not in path.edges:
             edges = [
                 (at, child, index) for at, (child, index) in enumerate(autograd.next_edges(node)) if child is not None
             ]
@@ -245,7 +285,122 @@ def _explore(roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: 
 
 
 def _cut_input_path(path: _Path) -> None:
-    """Rule 4. Edges off the path stay: dw needs them."""
+    """Rule 4. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
     for key in path.nodes:
         for at, _, _ in path.edges_along(key):
             autograd.cut_edge(path.nodes[key], at)
+
+
+class GradFunction:
+    """The gradients of one recorded forward, as `forward_and_gradfn` returns them.
+
+    Call it for both at once, or `compute_input_grad` and then `compute_weight_grad`. Gradients of the weights are
+    returned, and added up where MindSpore keeps them as well. All share one replay of each checkpointed block.
+    """
+
+    def __init__(
+        self, split: SplitBackward, session: RecomputeSession, weights: Sequence[Parameter], places: Any
+    ) -> None:
+        self._split = split
+        self._session = session
+        self._weights = tuple(weights)
+        self._places = places
+        self._next = "compute_input_grad or a full call"
+
+    def __call__(self, sens: Any = None) -> tuple[Any, Gradients]:
+        """Gradients of the inputs and of the weights. The graph is gone afterwards.
+
+        Args:
+            sens: gradients of the outputs, a nest like them; None means ones.
+
+        Errors:
+            ValueError: a gradient does not fit its output.
+            RuntimeError: the gradients have been asked for before.
+        """
+        self._expect("compute_input_grad or a full call", "nothing more")
+        with self._session.reading(retain=False):
+            input_grads, weight_grads = self._split.full(self._split.ones() if sens is None else sens)
+        self._session.clear()
+        return self._placed(input_grads), self._added(weight_grads)
+
+    def compute_input_grad(self, sens: Any = None) -> Any:
+        """Gradients of the inputs only. Arguments and errors as in the full call."""
+        self._expect("compute_input_grad or a full call", "compute_weight_grad")
+        with self._session.reading(retain=True):
+            return self._placed(self._split.inputs(self._split.ones() if sens is None else sens))
+
+    def compute_weight_grad(self, keep_graph: bool = False) -> Gradients:
+        """Gradients of the weights, after `compute_input_grad`. None for a weight that is not reached.
+
+        Args:
+            keep_graph: whether they may be asked for again.
+        """
+        self._expect("compute_weight_grad", "compute_weight_grad" if keep_graph else "nothing more")
+        with self._session.reading(retain=keep_graph):
+            grads = self._split.weights(keep_graph)
+        if not keep_graph:
+            self._session.clear()
+        return self._added(grads)
+
+    def _expect(self, step: str, following: str) -> None:
+        if self._next != step:
+            raise RuntimeError(f"{step} was asked for, but {self._next} comes next; run the forward again.")
+        self._next = following
+
+    def _placed(self, grads: Gradients) -> Any:
+        found = iter(grads)
+        return map_leaves(lambda wanted: next(found) if wanted else None, self._places)
+
+    def _added(self, grads: Gradients) -> Gradients:
+        for weight, grad in zip(self._weights, grads):
+            if grad is not None:
+                autograd.add_gradient(weight, grad)
+        return grads
+
+
+def forward_and_gradfn(
+    fn: Callable,
+    *inputs: Any,
+    weights: Sequence[Parameter] | None = None,
+    has_aux: bool = False,
+    grad_position: int | Sequence[int] = -1,
+    **kwargs: Any,
+) -> tuple[Any, GradFunction]:
+    """Run `fn(*inputs, **kwargs)`; return its result and what computes the gradients, whole or split.
+
+    Args:
+        fn: a Cell or function.
+        inputs: its positional arguments, nests of tensors and constants.
+        weights: parameters that get gradients. None: the trainable parameters of a Cell, none for a function.
+        has_aux: only the first output is differentiated, the others are passed on.
+        grad_position: of which inputs gradients are wanted: -1 of all, else one position or several. The gradients come
+            in the same form: those of one position bare, else a tuple. Tensors that are not floating point have None.
+        kwargs: keyword arguments of `fn`; they get no gradients.
+
+    Errors:
+        ValueError: there is no input at `grad_position`.
+    """
+    positions = range(len(inputs)) if grad_position == -1 else grad_position
+    wanted = (positions,) if isinstance(positions, int) else tuple(positions)
+    if any(not 0 <= position < len(inputs) for position in wanted):
+        raise ValueError(f"grad_position is {grad_position}, but there are {len(inputs)} inputs, counted from 0.")
+    if weights is None:
+        weights = fn.trainable_params() if isinstance(fn, Cell) else ()
+    own = [map_leaves(_own, value) if position in wanted else value for position, value in enumerate(inputs)]
+    places = tuple(map_leaves(_is_differentiable, own[position]) for position in wanted)
+    input_leaves = [leaf for position in wanted for leaf in leaves(own[position]) if _is_differentiable(leaf)]
+    session = RecomputeSession("forward_and_gradfn")
+    with session.collecting(), autograd.recording():
+        outputs = fn(*own, **kwargs)
+    split = SplitBackward(outputs[0] if has_aux else outputs, input_leaves, weights)
+    result = map_leaves(lambda leaf: autograd.detached(leaf) if isinstance(leaf, Tensor) else leaf, outputs)
+    return result, GradFunction(split, session, weights, places[0] if isinstance(positions, int) else places)
+
+
+def _is_differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _own(leaf: Any) -> Any:
+    """A differentiable tensor as a leaf of a graph of its own."""
+    return autograd.detached(leaf, needs_grad=True) if _is_differentiable(leaf) else leaf

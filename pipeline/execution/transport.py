@@ -69,9 +69,8 @@ class Transport:
     """
 
     def __init__(self, world: communication.World, rank_of: Callable[[int], int]) -> None:
-        self._world = world
         self._rank_of = rank_of
-        self._sender = communication.sender(world)
+        self._messenger = communication.messenger(world)
         self._incoming: dict[int, Incoming] = collections.defaultdict(Incoming)
         self._sent: dict[Channel, str] = {}
         self._received: dict[Channel, tuple[str, Blueprint]] = {}
@@ -102,7 +101,7 @@ class Transport:
                 "shapes and types may change between steps but not between the micro-batches of one: pad them."
             )
         for tensor in tensors:
-            self._sender.send(tensor.contiguous(), rank)
+            self._messenger.send(tensor.contiguous(), rank)
 
     def post(self, message: Message) -> None:
         """Ask for a message before it is needed, where that can be done without waiting."""
@@ -129,7 +128,7 @@ class Transport:
         structure, tensors = encode(value)
         self._announce(rank, 0, structure, None)
         for tensor in tensors:
-            self._sender.send(tensor.contiguous(), rank)
+            self._messenger.send(tensor.contiguous(), rank)
 
     def receive_value(self, rank: int) -> Any:
         """Wait for the value that `send_value` of another rank sent to this one."""
@@ -140,23 +139,23 @@ class Transport:
     def pending(self) -> int:
         """Messages that are queued, expected, posted or received but not yet used."""
         waiting = sum(len(one.expected) + len(one.posted) + len(one.arrived) for one in self._incoming.values())
-        return waiting + self._sender.pending()
+        return waiting + self._messenger.pending()
 
     def flush(self) -> None:
         """Wait until everything sent is handed over."""
-        self._sender.flush()
+        self._messenger.flush()
 
     def close(self) -> None:
         """Send what is queued and stop."""
-        self._sender.close()
+        self._messenger.close()
 
     def _announce(self, rank: int, check: int, structure: str, before: str | None) -> None:
         """Send what the next value of a channel looks like."""
         words = AS_BEFORE if structure == before else _pack(structure)
         length = AS_BEFORE if structure == before else words.size
-        self._sender.send(Tensor(np.asarray([length, check], np.int64)), rank)
+        self._messenger.send(Tensor(np.asarray([length, check], np.int64)), rank)
         if length:
-            self._sender.send(Tensor(words), rank)
+            self._messenger.send(Tensor(words), rank)
 
     def _read_announcement(self, message: Message) -> None:
         channel = message.channel
@@ -177,11 +176,11 @@ class Transport:
         message = incoming.expected.popleft()
         blueprint = self._received[message.channel][1]
         rank = self._rank_of(message.channel.source)
-        parts = [communication.post_receive(self._world, shape, dtype, rank) for shape, dtype in blueprint.parts]
+        parts = [self._messenger.post_receive(shape, dtype, rank) for shape, dtype in blueprint.parts]
         incoming.posted.append((message, blueprint, parts))
 
     def _receive(self, shape: tuple[int, ...], dtype: Any, rank: int) -> Tensor:
-        return communication.receive(self._world, shape, dtype, rank)
+        return self._messenger.post_receive(shape, dtype, rank).wait()
 
     def _receive_structure(self, rank: int, words: int) -> str:
         return self._receive((words,), ms.int32, rank).asnumpy().tobytes().decode().rstrip()

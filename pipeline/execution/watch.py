@@ -5,7 +5,8 @@
    noticed by the others.
 2. The thread also looks at its own rank: an action that runs for longer than `timeout`, or a wait of twice that, is
    reported. Twice, so that the rank that hangs is named and not the one that waits for it.
-3. The first failure wins. Everybody gets it, shows it, and ends; the rank that it is about hears it last.
+3. The first failure wins. Everybody gets it, shows it, and ends; the rank that it is about hears it last, and rank 0 stays
+   for a moment, so that no connection is torn down with the news in it.
 4. A rank whose own action raised ends by that exception, so that the user's code may still clean up, but no later than
    `GRACE` seconds after it. All others end at once, from the thread: their main thread may be blocked in MindSpore.
 5. A rank that leaves between two steps ends the others only if they are in a step or begin one.
@@ -28,6 +29,7 @@ from pipeline.launch import mark_failed
 
 GRACE = 10.0
 ECHO = 3.0
+LINGER = 0.5
 BEAT = 1.0
 
 
@@ -76,6 +78,11 @@ class Watch:
         """An action's turn has come. It may have to wait."""
         self._waiting = True
         self._move(self._place._replace(position=position))
+
+    def waits(self) -> None:
+        """The rank waits for others."""
+        self._since = time.monotonic()
+        self._waiting = True
 
     def works(self) -> None:
         """The action has what it waited for."""
@@ -186,6 +193,8 @@ class Watch:
         else:
             self._leave_note(failure)
             print(f"Rank {self._rank} ends because of {failure.message}", file=sys.stderr, flush=True)
+        if self._rank == 0:
+            time.sleep(LINGER)
         _exit_now()
 
     def _leave_note(self, failure: Failure) -> None:

@@ -5,48 +5,16 @@ Which bytes a step sees follows from the seed and the step alone, so a resumed j
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["DataError", "Text", "check_data", "default_data"]
+from scripts.training.text_files import DataError, check_data, text_files
 
-_TEXT_SUFFIXES = (".py", ".txt", ".md", ".rst", ".c", ".h", ".cc", ".cpp", ".json", ".html", ".csv")
-_SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", ".git", ".venv"}
+__all__ = ["Text"]
+
 _HELD_OUT_EVERY = 10
 _PIECE = 4096
-
-
-class DataError(ValueError):
-    """The text cannot be read, or is too short."""
-
-
-def default_data() -> Path:
-    """Return the folder of the running Python's standard library: text that every machine has."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    found = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
-        found += [Path(folder) / name for name in sorted(names) if name.endswith(_TEXT_SUFFIXES)]
-    return found
-
-
-def check_data(path: Path) -> None:
-    """Raise ``DataError`` with one sentence when there is no text at ``path``."""
-    if not path.exists():
-        raise DataError(f"--data names {path}, which does not exist: give a text file or a folder of text files")
-    if not _files(path):
-        raise DataError(
-            f"--data names {path}, a folder without text files ({', '.join(_TEXT_SUFFIXES)}): "
-            "give a text file or a folder that holds some"
-        )
 
 
 class Text:
@@ -94,7 +62,7 @@ class Text:
 def _read(path: Path, limit: int) -> np.ndarray:
     """Return the bytes of the files one after the other."""
     parts, total = [np.zeros(0, np.uint8)], 0
-    for file in _files(path):
+    for file in text_files(path):
         parts.append(np.frombuffer(file.read_bytes(), np.uint8)[: limit - total])
         total += len(parts[-1])
         if total >= limit:

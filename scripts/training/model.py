@@ -229,10 +229,11 @@ class StageModel(nn.Cell):
         logits = self.logits(x)
         return ops.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
 
-    def runs(self) -> dict[str, list[int]]:
-        """Return how often each block and each expert matmul of this stage has run so far."""
-        mixtures = [block.mixture for block in self.blocks]
-        return {
-            "blocks": [block.runs for block in self.blocks],
-            "excluded": [cell.runs for mixture in mixtures for cell in (mixture.matmul_up, mixture.matmul_down)],
-        }
+    def runs(self) -> dict[str, int]:
+        """Return how often each ``block`` and each ``excluded`` expert matmul of this stage has run so far, by name."""
+        counts = {}
+        for layer, block in zip(layers_of_stage(self.shape.layers, self.stage, self.stages), self.blocks):
+            counts[f"block layer{layer}"] = block.runs
+            counts[f"excluded layer{layer}.up"] = block.mixture.matmul_up.runs
+            counts[f"excluded layer{layer}.down"] = block.mixture.matmul_down.runs
+        return counts

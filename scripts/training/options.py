@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from scripts.training.data import check_data, default_data
+from pipeline.plan import Plan, PlanError
+from pipeline.plan.schedules import SCHEDULES, TAKES_VIRTUAL, make_plan
+from scripts.training.text_files import check_data, default_data
 
-__all__ = ["OptionError", "check", "model_sizes", "parse"]
+__all__ = ["OptionError", "check", "model_sizes", "parse", "plan_of"]
 
-SCHEDULES = ("1f1b", "gpipe")
+RECOMPUTE = ("prefire", "lazy")
 _MODEL_SIZES = ("layers", "width", "heads", "experts", "experts_per_token", "expert_width", "length", "seed")
 
 
@@ -26,8 +28,36 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     options.out = (options.out or Path("out") / time.strftime("train-%Y%m%d-%H%M%S")).resolve()
     options.data = (options.data or default_data()).resolve()
     if options.workers is None:
-        options.workers = max(1, options.stages // options.nodes)
+        options.workers = max(1, options.stages // (options.nodes * _stages_per_worker(options.schedule)))
     return options
+
+
+def _stages_per_worker(schedule: str) -> int:
+    return 2 if schedule in TAKES_VIRTUAL else make_plan(schedule, 4, 8).stages // 4
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """Return the plan that the options describe, without recompute and communication.
+
+    Raises:
+        OptionError: there is no such plan; the message says what to change.
+    """
+    ranks = options.workers * options.nodes
+    virtual = max(1, options.stages // ranks) if options.schedule in TAKES_VIRTUAL else None
+    try:
+        plan = make_plan(options.schedule, ranks, options.micro_batches, virtual)
+    except PlanError as error:
+        raise OptionError(
+            f"schedule {options.schedule} does not exist for {ranks} workers, {options.stages} stages and "
+            f"{options.micro_batches} micro-batches ({error}): change one of them"
+        ) from error
+    if plan.stages != options.stages:
+        machines = "" if options.nodes == 1 else f" on {options.nodes} machines"
+        raise OptionError(
+            f"--stages {options.stages} does not match {ranks} workers{machines}: with schedule {options.schedule} "
+            f"they run {plan.stages} stages, so give --stages {plan.stages}, or another --workers"
+        )
+    return plan
 
 
 def model_sizes(options: argparse.Namespace) -> dict[str, int]:
@@ -66,22 +96,12 @@ def check(options: argparse.Namespace) -> None:
             f"--layers {options.layers} is fewer than --stages {options.stages}, and a stage needs at least one layer: "
             f"give --layers {options.stages} or more, or fewer stages"
         )
-    workers = options.workers * options.nodes
-    if options.stages != workers:
-        where = (
-            f"{options.workers} workers"
-            if options.nodes == 1
-            else f"{options.nodes} machines x {options.workers} workers"
-        )
-        raise OptionError(
-            f"--stages {options.stages} does not match {where}: each worker runs one stage, "
-            f"so give --stages {workers}, or another --workers"
-        )
+    _check_machines(options)
+    plan_of(options)
     if options.width % options.heads:
         raise OptionError(f"--width {options.width} is not a multiple of --heads {options.heads}: change one of them")
     if options.experts_per_token > options.experts:
         raise OptionError(f"--experts-per-token {options.experts_per_token} is more than --experts {options.experts}")
-    _check_machines(options)
     check_data(options.data)
 
 
@@ -103,6 +123,13 @@ def _next_multiple(value: int, of: int) -> int:
     return (value // of + 1) * of
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells a default only where there is one to tell."""
+
+    def _get_help_string(self, action: argparse.Action) -> Optional[str]:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/train.sh",
@@ -110,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
             "Train a small mixture-of-experts language model over a pipeline of stages, one worker per stage. "
             "DEVICE_TARGET=Ascend in the environment takes NPUs instead of the CPU."
         ),
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     job = parser.add_argument_group("job")
     job.add_argument(
@@ -127,7 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     shape = parser.add_argument_group("pipeline")
     shape.add_argument("--stages", type=int, default=4, metavar="P", help="pieces that the model is cut into")
     shape.add_argument("--workers", type=int, metavar="N", help="workers on each machine; one per stage when not given")
-    shape.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="order of forwards and backwards")
+    shape.add_argument("--schedule", choices=tuple(SCHEDULES), default="1f1b", help="order of forwards and backwards")
+    shape.add_argument("--recompute", choices=RECOMPUTE, default="prefire", help="when activations are recomputed")
     shape.add_argument("--batch", type=int, default=32, metavar="B", help="sequences per step")
     shape.add_argument("--micro-batches", type=int, default=8, metavar="M", help="pieces that a batch is cut into")
     model = parser.add_argument_group("model")
@@ -147,3 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--port", type=int, default=0, help="TCP port on machine 0; 0 takes a free one")
     where.add_argument("--start-time-out", type=int, default=120, metavar="S", help="seconds for all workers to appear")
     return parser
+
+
+if __name__ == "__main__":
+    parse()

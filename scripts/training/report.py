@@ -63,7 +63,7 @@ def summarise(metrics: Sequence[Mapping[str, Any]], ranks: Sequence[Mapping[str,
     Args:
         metrics: the lines of metrics.jsonl.
         ranks: what each worker of this machine wrote at its end: ``rank``, ``peak_memory_mib``, ``micro_batches`` run,
-            and ``runs``, how often each ``blocks`` and ``excluded`` cell ran for them.
+            and ``runs``, how often each cell ran for them; names start with ``block`` or ``excluded``.
     """
     speeds = sorted(m["tokens_per_s"] for m in metrics)
     return {
@@ -72,7 +72,7 @@ def summarise(metrics: Sequence[Mapping[str, Any]], ranks: Sequence[Mapping[str,
         "last_loss": metrics[-1]["loss"] if metrics else None,
         "last_validation_loss": next((m["validation_loss"] for m in reversed(metrics) if "validation_loss" in m), None),
         "tokens_per_s": round(speeds[len(speeds) // 2], 1) if speeds else None,
-        "block_runs_per_micro_batch": _per_micro_batch(ranks, "blocks"),
+        "block_runs_per_micro_batch": _per_micro_batch(ranks, "block"),
         "excluded_runs_per_micro_batch": _per_micro_batch(ranks, "excluded"),
         "peak_memory_mib": {str(r["rank"]): round(r["peak_memory_mib"], 1) for r in ranks},
     }
@@ -80,7 +80,13 @@ def summarise(metrics: Sequence[Mapping[str, Any]], ranks: Sequence[Mapping[str,
 
 def _per_micro_batch(ranks: Sequence[Mapping[str, Any]], kind: str) -> Optional[float]:
     """Return the executions of a cell per micro-batch: the mean over all cells, a whole number when all agree."""
-    rates = [runs / r["micro_batches"] for r in ranks if r["micro_batches"] for runs in r["runs"][kind]]
+    rates = [
+        count / rank["micro_batches"]
+        for rank in ranks
+        if rank["micro_batches"]
+        for name, count in rank["runs"].items()
+        if name.startswith(kind)
+    ]
     if not rates:
         return None
     mean = sum(rates) / len(rates)

@@ -11,7 +11,7 @@ from hyper_parallel.core.activation_checkpoint.recompute_state import (
     Phase,
     RecomputeState,
     ReplayMismatchError,
-    SavedOutputError,
+    UnsavedOutputError,
     get_recompute_state,
     is_recomputing,
 )
@@ -20,7 +20,7 @@ __all__ = [
     "Phase",
     "RecomputeState",
     "ReplayMismatchError",
-    "SavedOutputError",
+    "UnsavedOutputError",
     "checkpoint",
     "checkpoint_exclude_wrapper",
     "checkpoint_wrapper",

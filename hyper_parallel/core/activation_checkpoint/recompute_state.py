@@ -9,7 +9,7 @@ from hyper_parallel.platform.recompute_state import (
     Phase,
     RecomputeState,
     ReplayMismatchError,
-    SavedOutputError,
+    UnsavedOutputError,
     get_recompute_state,
     is_recomputing,
 )
@@ -18,7 +18,7 @@ __all__ = [
     "Phase",
     "RecomputeState",
     "ReplayMismatchError",
-    "SavedOutputError",
+    "UnsavedOutputError",
     "get_recompute_state",
     "is_recomputing",
 ]

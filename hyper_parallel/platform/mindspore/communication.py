@@ -2,12 +2,12 @@
 
 The only file that touches MindSpore's communication. Three things differ between the devices and stay here:
 
-1. The world group's name. MindSpore fixes the default group at import as hccl's, so every call here names its group, and
-   the rank cache of the default group, which `isend` consults, is filled by hand.
-2. What "do not block" means. On Ascend `isend` and `irecv` return a handle. On CPU, with launch blocking, `isend` returns
-   only when the bytes are handed over; a sender thread takes that wait, and the interpreter lock is free meanwhile.
-3. What "posted ahead" means. On Ascend a receive is started before it is needed. On CPU mccl keeps arrived messages in
-   the receiving process, so a message is already there when a late receive asks for it.
+1. The world group's name. MindSpore fixes the default group at import as hccl's, so every call here names its group,
+   and the rank cache of the default group, which `isend` consults, is filled by hand.
+2. What "do not block" means. On Ascend `isend` returns a handle. On CPU, with launch blocking, it returns only when the
+   bytes are handed over; a thread takes that wait, and the interpreter lock is free meanwhile.
+3. What "posted ahead" means. On Ascend a receive is started before it is needed. On CPU mccl keeps messages in the
+   receiving process, so a message is already there when a late receive asks for it.
 
 Tags are ignored by MindSpore: messages between two ranks arrive in the order in which they were sent.
 The Ascend path is written from documentation and not yet run.
@@ -19,8 +19,8 @@ import collections
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 import mindspore as ms
 from mindspore import Tensor, mint
@@ -71,7 +71,8 @@ def init(device_target: Optional[str] = None) -> World:
     target = device_target or ms.get_context("device_target")
     if target not in BACKENDS:
         raise RuntimeError(
-            f"Expected device target CPU or Ascend, got {target!r}; set it with mindspore.set_context(device_target=...)."
+            f"Expected device target CPU or Ascend, got {target!r}; "
+            "set it with mindspore.set_context(device_target=...)."
         )
     if not os.environ.get("MS_ROLE") and target == "CPU":
         raise RuntimeError(
@@ -125,47 +126,28 @@ def receive(world: World, shape: Sequence[int], dtype: Any, source: int) -> Tens
     return buffer
 
 
-class DeferredReceive:
+class LateReceive:
     """CPU: a receive that is asked for when it is needed. mccl keeps the message until then."""
 
-    def __init__(self, world: World, shape: Sequence[int], dtype: Any, source: int) -> None:
-        self._arguments = (world, shape, dtype, source)
+    def __init__(self, messenger: ThreadMessenger, shape: Sequence[int], dtype: Any, source: int) -> None:
+        self._messenger = messenger
+        self._arguments = (shape, dtype, source)
 
     def wait(self) -> Tensor:
-        return receive(*self._arguments)
+        """The tensor, as soon as it is here."""
+        self._messenger.flush()
+        return receive(self._messenger.world, *self._arguments)
 
 
-class StartedReceive:
-    """Ascend (not yet run): a receive that the device works on from the moment it is made."""
+class ThreadMessenger:
+    """CPU: one thread sends what is put into its queue, in that order, so that the caller does not wait.
 
-    def __init__(self, world: World, shape: Sequence[int], dtype: Any, source: int) -> None:
-        self._buffer = mint.empty(tuple(shape), dtype=dtype)
-        self._handle = ops.irecv(self._buffer, source, group=world.group)
-
-    def wait(self) -> Tensor:
-        self._handle.wait()
-        return self._buffer
-
-
-def post_receive(world: World, shape: Sequence[int], dtype: Any, source: int) -> Any:
-    """Ask for the next tensor from a rank and go on; `wait()` of the result returns it.
-
-    Results of one source must be waited for in the order in which they were posted.
+    A receive first lets the queue run empty. mccl has one lock for sends and receives, and a receive that waits holds it: a
+    send behind it might be what the other rank needs before it sends.
     """
-    kind = DeferredReceive if world.device_target == "CPU" else StartedReceive
-    return kind(world, shape, dtype, source)
-
-
-class ThreadSender:
-    """CPU: one thread sends what is put into its queue, in that order, so that the caller never waits.
-
-    Handing over a small tensor takes less than waking a thread.
-    """
-
-    SMALL = 1 << 14
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._pending = 0
@@ -174,14 +156,15 @@ class ThreadSender:
         self._thread.start()
 
     def send(self, tensor: Tensor, destination: int) -> None:
-        """Send a small tensor now if no other is under way, else queue it. It must not be changed until it is sent."""
+        """Queue a tensor. It must not be changed until it is sent."""
         self._raise_failure()
-        if tensor.nbytes <= self.SMALL and self.pending() == 0:
-            send(self._world, tensor, destination)
-            return
         with self._idle:
             self._pending += 1
         self._queue.put((tensor, destination))
+
+    def post_receive(self, shape: Sequence[int], dtype: Any, source: int) -> LateReceive:
+        """Ask for the next tensor of a rank; `wait()` of the result returns it."""
+        return LateReceive(self, shape, dtype, source)
 
     def pending(self) -> int:
         """How many tensors are not yet handed over."""
@@ -191,11 +174,11 @@ class ThreadSender:
     def flush(self) -> None:
         """Wait until everything is handed over."""
         with self._idle:
-            self._idle.wait_for(lambda: self._pending == 0 or self._failure is not None)
+            self._idle.wait_for(lambda: self._pending == 0)
         self._raise_failure()
 
     def close(self) -> None:
-        """End the thread after what is queued."""
+        """Send what is queued, and end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -210,7 +193,7 @@ class ThreadSender:
                 return
             try:
                 if self._failure is None:
-                    send(self._world, *item)
+                    send(self.world, *item)
             except BaseException as error:
                 self._failure = error
             finally:
@@ -220,32 +203,58 @@ class ThreadSender:
                     self._idle.notify_all()
 
 
-class StreamSender:
-    """Ascend (not yet run): `isend` returns a handle; a tensor is kept until its handle was waited for."""
+class StartedReceive:
+    """Ascend (not yet run): a receive that the device works on from the moment it is made."""
+
+    def __init__(self, world: World, shape: Sequence[int], dtype: Any, source: int) -> None:
+        self._buffer = mint.empty(tuple(shape), dtype=dtype)
+        self._handle = ops.irecv(self._buffer, source, group=world.group)
+
+    def wait(self) -> Tensor:
+        """The tensor; what is launched from now on waits for it."""
+        self._handle.wait()
+        return self._buffer
+
+
+class StreamMessenger:
+    """Ascend (not yet run): `isend` and `irecv` return handles; a tensor is kept until its send was waited for."""
 
     KEPT = 64
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
         self._sent: collections.deque = collections.deque()
 
     def send(self, tensor: Tensor, destination: int) -> None:
-        self._sent.append((ops.isend(tensor, destination, group=self._world.group), tensor))
+        """Start a send. The tensor must not be changed until it is sent."""
+        self._sent.append((ops.isend(tensor, destination, group=self.world.group), tensor))
         while len(self._sent) > self.KEPT:
             self._sent.popleft()[0].wait()
 
+    def post_receive(self, shape: Sequence[int], dtype: Any, source: int) -> StartedReceive:
+        """Start to receive the next tensor of a rank; `wait()` of the result returns it."""
+        return StartedReceive(self.world, shape, dtype, source)
+
     def pending(self) -> int:
+        """How many sends were not waited for."""
         return len(self._sent)
 
     def flush(self) -> None:
+        """Wait for every send."""
         while self._sent:
             self._sent.popleft()[0].wait()
 
     def close(self) -> None:
+        """Wait for every send."""
         self.flush()
 
 
-def sender(world: World) -> Any:
-    """What sends without blocking on this device: `send(tensor, destination)`, `pending()`, `flush()`, `close()`."""
-    makers: dict[str, Callable[[World], Any]] = {"CPU": ThreadSender, "Ascend": StreamSender}
-    return makers[world.device_target](world)
+Messenger = Union[ThreadMessenger, StreamMessenger]
+
+
+def messenger(world: World) -> Messenger:
+    """What sends and receives on this device without blocking.
+
+    Receives of one source must be waited for in the order in which they were posted.
+    """
+    return ThreadMessenger(world) if world.device_target == "CPU" else StreamMessenger(world)

@@ -24,6 +24,7 @@ __all__ = [
     "end_with_parent",
     "peak_memory_mib",
     "prepare_process",
+    "threads_per_worker",
     "worker_environment",
 ]
 
@@ -105,7 +106,8 @@ def prepare_process(target: Optional[str] = None) -> str:
     """Set this process to PyNative mode on a device target, before its first operator, and return the target.
 
     On CPU operators are launched on the calling thread: handing each one through MindSpore's waiting threads costs ten
-    to thirty times as much there. On Ascend the asynchronous launch stays: it is what keeps the device busy.
+    to thirty times as much there. The workers of a machine share its cores: more threads than that only wait for each
+    other. On Ascend the asynchronous launch stays: it is what keeps the device busy.
     The Ascend branch is written from MindSpore's documentation and has not yet been run.
     """
     import mindspore
@@ -114,8 +116,15 @@ def prepare_process(target: Optional[str] = None) -> str:
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     mindspore.set_device(target)
     if target == "CPU":
+        mindspore.set_context(runtime_num_threads=threads_per_worker(worker_environment().ranks))
         mindspore.runtime.launch_blocking()
     return target
+
+
+def threads_per_worker(workers: int) -> int:
+    """Return how many threads each of some workers on this machine should compute with: its share of the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // workers)
 
 
 def end_with_parent() -> None:

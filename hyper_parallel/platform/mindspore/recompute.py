@@ -1,18 +1,22 @@
 """MindSpore's non-reentrant recompute as the engine beneath checkpointed blocks.
 
-1. MindSpore makes one handle per call of a block, holding placeholders for the tensors that were saved and, per recompute key,
+1. MindSpore makes one handle per call of a block. It holds a placeholder for each tensor that was saved and, per recompute key,
    the tensors that a replay made for them. The key is the session's id, or the backward engine's where there is no session.
-2. `BlockHandle` is that handle, taught three things: to tell the block that it is replaying, to leave everything as it found it
-   when the replay raises, and to release the block's call records when nobody can want them any more.
+2. `BlockHandle` is that handle, taught to tell the block that it is replaying, to stop when nothing more is needed, to leave
+   everything as it found it, and to release the block's call records when nobody can want them any more.
 3. The recomputed inputs of excluded regions are kept where MindSpore keeps its own recomputed tensors. So sessions, retention
    and clearing treat them alike, and they die with the operator that saved them.
-4. `early_stop=False`, because MindSpore's stop loses a tensor and the caller's random state at each replay.
+4. MindSpore's own early stop raises inside a pack hook. That loses a tensor and the caller's random state at each replay. So it
+   is off, and a replay stops at the next operator or excluded region after the last tensor that is still waited for.
+5. A replay that raises leaves no trace: flags, graph, hooks, counters and random state are as before, and the error is the
+   block's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,10 +29,18 @@ from mindspore.common.recompute import (
     _recompute_session,
     _recompute_session_ctx,
     _RecomputeHandle,
+    _StopRecomputationError,
 )
 from mindspore.graph.api import _pynative_executor
+from mindspore.utils import MsDispatchMode
 
-from hyper_parallel.platform.recompute_state import Invocation, ReplayFrame, ReplayMismatchError, current_frame
+from hyper_parallel.platform.recompute_state import (
+    Invocation,
+    ReplayFrame,
+    ReplayMismatchError,
+    UnsavedOutputError,
+    current_frame,
+)
 
 PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.common.recompute._clear_recompute_session",
@@ -37,16 +49,61 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.common.recompute._recompute_session",
     "mindspore.common.recompute._recompute_session_ctx",
     "mindspore.common.recompute._RecomputeHandle",
-    "mindspore.common.recompute._RecomputeHandle.recompute",
     "mindspore.common.recompute._RecomputeHandle.clear_session",
+    "mindspore.common.recompute._RecomputeHandle.recompute",
+    "mindspore.common.recompute._StopRecomputationError",
     "mindspore.graph.api._pynative_executor",
+    "mindspore.utils.MsDispatchMode",
 )
+
+
+class _Stopper(MsDispatchMode):
+    """While entered, the next operator on this thread ends the replay instead of running."""
+
+    def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
+        raise _StopRecomputationError
+
+
+class _SaveCounter(defaultdict):
+    """Counts, per recompute key, the tensors that a replay has saved; ends the replay when it is satisfied."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+        self.frames: dict[Any, ReplayFrame] = {}
+
+    def __setitem__(self, recompute_key: Any, made: int) -> None:
+        super().__setitem__(recompute_key, made)
+        frame = self.frames[recompute_key]
+        frame.made = made
+        if made == frame.needed and frame.satisfied():
+            stop_at_next_operator(frame)
+
+
+def stop_at_next_operator(frame: ReplayFrame) -> None:
+    """Let the next operator of this thread end the replay."""
+    frame.stopper = _Stopper()
+    frame.stopper.__enter__()
+
+
+def stop_if_satisfied(frame: ReplayFrame) -> None:
+    """End the replay here if nothing that is still waited for remains to be made."""
+    if frame.satisfied():
+        raise _StopRecomputationError
 
 
 class BlockHandle(_RecomputeHandle):
     """The recompute handle of one call of a checkpointed block."""
 
     invocation: Invocation
+    engine_key: Any
+
+    @staticmethod
+    def adopt(handle: _RecomputeHandle, invocation: Invocation) -> None:
+        """Turn MindSpore's handle, which has saved nothing yet, into a `BlockHandle`."""
+        handle.__class__ = BlockHandle
+        handle.invocation = invocation
+        handle.engine_key = None
+        handle.placeholder_counter = _SaveCounter()
 
     def recompute(self, recompute_key: Any) -> None:
         """Replay the block for `recompute_key`, once per key."""
@@ -54,21 +111,12 @@ class BlockHandle(_RecomputeHandle):
             super().recompute(recompute_key)
             return
         session = _recompute_session.get()
-        if session is not None and session.retain_on_unpack:
+        if session is None:
+            self._forget_engine(recompute_key)
+        elif session.retain_on_unpack:
             self.invocation.retain(recompute_key)
-        frame = ReplayFrame(self.invocation, self._binder(recompute_key))
-        caller_state = get_rng_state()
-        token = current_frame.set(frame)
-        try:
-            super().recompute(recompute_key)
-            frame.finished = True
-            self._check_complete(recompute_key, frame)
-        except BaseException:
-            self._forget_failed_replay(recompute_key, frame)
-            raise
-        finally:
-            current_frame.reset(token)
-            set_rng_state(caller_state)
+        while not self._replay(recompute_key):
+            pass
         self.invocation.replayed()
 
     def clear_session(self, session_id: Any) -> None:
@@ -76,52 +124,99 @@ class BlockHandle(_RecomputeHandle):
         super().clear_session(session_id)
         self.invocation.session_cleared(session_id)
 
-    def _binder(self, recompute_key: Any) -> Callable[[Any, Tensor], None]:
-        def bind(handle: Any, tensor: Tensor) -> None:
-            self.recomputed_data[recompute_key][handle] = tensor.data
+    def bind(self, input_handle: Any, tensor: Tensor, recompute_key: Any) -> None:
+        """Keep a recomputed input of an excluded region for the operators that saved `input_handle`."""
+        self.recomputed_data[recompute_key][input_handle] = tensor.data
 
-        return bind
+    def _replay(self, recompute_key: Any) -> bool:
+        """Replay once; return False if it has to be done again, with outputs that turned out to be needed."""
+        frame = ReplayFrame(self.invocation, recompute_key, self, self._needed())
+        self.placeholder_counter.frames[recompute_key] = frame
+        caller_state = get_rng_state()
+        token = current_frame.set(frame)
+        try:
+            super().recompute(recompute_key)
+            if not frame.satisfied():
+                frame.check_complete(len(self.placeholders))
+        except Exception as error:
+            self._undo(recompute_key, frame)
+            if frame.learn(needed=True):
+                return False
+            explanation = self._explanation(error, frame)
+            if explanation is None:
+                raise
+            raise explanation from error
+        except BaseException:
+            self._undo(recompute_key, frame)
+            raise
+        finally:
+            current_frame.reset(token)
+            del self.placeholder_counter.frames[recompute_key]
+            if frame.stopper is not None:
+                frame.stopper.__exit__(None, None, None)
+            set_rng_state(caller_state)
+        frame.learn(needed=False)
+        return True
 
-    def _check_complete(self, recompute_key: Any, frame: ReplayFrame) -> None:
-        frame.check_complete()
-        made = self.placeholder_counter[recompute_key]
-        if made != len(self.placeholders):
-            raise ReplayMismatchError(
-                f"The replay of block '{self.invocation.block}' saved {made} tensors, but the forward saved "
-                f"{len(self.placeholders)}; make the block run the same operators in its replay as in its forward."
-            )
+    def _needed(self) -> int:
+        """Return how many tensors, in order, a replay has to save until nobody waits for any more of them."""
+        for position in range(len(self.placeholders) - 1, -1, -1):
+            if self.placeholders[position]() is not None:
+                return position + 1
+        return 0
 
-    def _forget_failed_replay(self, recompute_key: Any, frame: ReplayFrame) -> None:
+    def _undo(self, recompute_key: Any, frame: ReplayFrame) -> None:
         """Undo what MindSpore leaves behind when a replay raises; its own frames restore the flags and the hooks."""
+        done = self.is_recomputed.get(recompute_key)
         super().clear_session(recompute_key)
-        if frame.started and not frame.finished:
+        if frame.started and not done:
             _pynative_executor.end_empty_graph()
+
+    def _explanation(self, error: Exception, frame: ReplayFrame) -> Exception | None:
+        """Return the error that tells the user more than `error`, None if it is the user's own."""
+        if isinstance(error, (ReplayMismatchError, UnsavedOutputError)):
+            return None
+        if frame.made > len(self.placeholders):
+            return ReplayMismatchError(
+                f"The replay of block '{self.invocation.block}' saved more tensors than the {len(self.placeholders)} that "
+                "the forward saved; make the block run the same operators in its replay as in its forward."
+            )
+        misused = frame.misused_stand_in(str(error))
+        return None if misused is None else UnsavedOutputError(misused.region_name)
+
+    def _forget_engine(self, recompute_key: Any) -> None:
+        """Drop what an earlier backward pass over this graph left unread; without a session nobody else can read it."""
+        if self.engine_key is not None:
+            super().clear_session(self.engine_key)
+        self.engine_key = recompute_key
 
 
 class _HandleCollector(list):
     """Receives the one handle that a call of a block makes, before its forward, and steps aside for the blocks inside."""
 
-    def __init__(self, adopt: Callable[[BlockHandle], None], outer: list | None) -> None:
+    def __init__(self, started: Callable[[BlockHandle], None], outer: list | None) -> None:
         super().__init__()
-        self._adopt = adopt
+        self._started = started
         self._outer = outer
 
     def append(self, handle: _RecomputeHandle) -> None:
-        """Turn the handle into a `BlockHandle` and pass it on."""
+        """Pass the handle on to the block, and to whoever else collects handles."""
         _recompute_handle_collector.set(self._outer)
-        handle.__class__ = BlockHandle
-        self._adopt(handle)
+        self._started(handle)
         if self._outer is not None:
             self._outer.append(handle)
 
 
-def run_block(block: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+def run_block(block: Callable[..., Any], started: Callable[[Any], None], tensors: Sequence[Tensor]) -> Any:
     """Call `block(*tensors)` under MindSpore's recompute.
 
-    `block.adopt(handle)` is called with the handle before the forward. It is not called where no gradient is wanted: then the
-    call is a plain one.
+    Args:
+        block: Is called in the forward and in each replay.
+        started: Is called with MindSpore's handle before the forward. It is not called where no gradient is wanted: then the
+            call is a plain one.
+        tensors: What the handle has to keep, or to have recomputed by an outer block.
     """
-    token = _recompute_handle_collector.set(_HandleCollector(block.adopt, _recompute_handle_collector.get()))
+    token = _recompute_handle_collector.set(_HandleCollector(started, _recompute_handle_collector.get()))
     try:
         return recompute(block, *tensors, use_reentrant=False, early_stop=False)
     finally:
@@ -135,12 +230,6 @@ def current_recompute_key() -> Any:
         return session.session_id
     engine = _pynative_executor.get_current_autodiff_engine_id()
     return engine if engine != -1 else uuid.uuid4().int
-
-
-def retains_on_unpack() -> bool:
-    """Return whether this thread's session keeps what is read, for a later backward pass."""
-    session = _recompute_session.get()
-    return session is not None and session.retain_on_unpack
 
 
 @contextlib.contextmanager
@@ -182,5 +271,5 @@ def recompute_handle(handle: BlockHandle, session_id: Any) -> None:
 
 
 def clear_recompute_session(session_id: Any) -> None:
-    """Drop everything that was recomputed for the session and the call records that only it retained."""
+    """Drop everything that was recomputed for the session, and the call records that only it retained."""
     _clear_recompute_session(session_id)

@@ -127,7 +127,7 @@ def _draw_boxes(axes: Any, places: list[tuple[float, float, float, float]], colo
     corners = [
         [(start, low), (end, low), (end, low + height), (start, low + height)] for start, end, low, height in places
     ]
-    axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=0.6))
+    axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=0.6, clip_on=False))
 
 
 def _label(axes: Any, part: Action, start: float, end: float, y: float, height: float, inches_per_time: float) -> None:
@@ -135,7 +135,7 @@ def _label(axes: Any, part: Action, start: float, end: float, y: float, height: 
     text = str(part.micro_batch)
     points = min(_LABEL_POINTS, 72 * (end - start) * inches_per_time / (0.75 * len(text)), 20 * height)
     if points >= 3:
-        axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=points, color=_INK, clip_on=True)
+        axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=points, color=_INK)
 
 
 def _shade(colour: str, index: int, count: int) -> str:
@@ -144,7 +144,7 @@ def _shade(colour: str, index: int, count: int) -> str:
         return colour
     red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
-    darker = colorsys.hls_to_rgb(hue, light - 0.22 * index / (count - 1), saturation)
+    darker = colorsys.hls_to_rgb(hue, light - 0.16 * index / (count - 1), saturation)
     return "#" + "".join(f"{round(255 * value):02x}" for value in darker)
 
 

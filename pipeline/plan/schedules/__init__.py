@@ -11,14 +11,40 @@ from typing import Callable
 
 from pipeline.plan.action import PlanError
 from pipeline.plan.plan import Plan
-from pipeline.plan.schedules.basic import gpipe, one_f_one_b
+from pipeline.plan.schedules.basic import gpipe, interleaved_one_f_one_b, looped_bfs, one_f_one_b
+from pipeline.plan.schedules.controllable_memory import v_half, v_min
+from pipeline.plan.schedules.dualpipe import dualpipe_v
+from pipeline.plan.schedules.v_shape import zb_v
+from pipeline.plan.schedules.zero_bubble import zb_h1, zb_h2
 
-__all__ = ["SCHEDULES", "TAKES_VIRTUAL", "gpipe", "make_plan", "one_f_one_b"]
+__all__ = [
+    "SCHEDULES",
+    "TAKES_VIRTUAL",
+    "dualpipe_v",
+    "gpipe",
+    "interleaved_one_f_one_b",
+    "looped_bfs",
+    "make_plan",
+    "one_f_one_b",
+    "v_half",
+    "v_min",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+]
 
 SCHEDULES: Mapping[str, Callable[..., Plan]] = MappingProxyType(
     {
         "gpipe": gpipe,
         "1f1b": one_f_one_b,
+        "interleaved": interleaved_one_f_one_b,
+        "bfs": looped_bfs,
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "zb-v": zb_v,
+        "v-half": v_half,
+        "v-min": v_min,
+        "dualpipe-v": dualpipe_v,
     }
 )
 

@@ -152,7 +152,7 @@ class _Search:
         self.problems, self.generator, self.progress = problems, generator, progress
         self.may_keep, self.may_replay = "none" in recompute, set(recompute) != {"none"}
         self.steps_per_try = 3 * problems[0].stages * problems[0].micro_batches
-        self.tries = max(int(effort * _STEPS / self.steps_per_try), 24)
+        self.tries = max(int(effort * _STEPS / self.steps_per_try), 12)
         self.spent = 0
         self.found: list[_Found] = []
         self.bounds = [_lower_bound(problem) for problem in problems]

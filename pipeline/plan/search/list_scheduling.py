@@ -192,15 +192,22 @@ class _Rank:
         return True
 
     def _need(self, micro_batch: int) -> float:
-        """What a micro-batch takes from now to its end, at most."""
-        need = replay = 0.0
-        for stage in self.stages:
-            forwards, inputs, _, replays = self.done[stage]
-            if micro_batch >= forwards:
-                need += self.taken[stage]
+        """What a micro-batch takes from now to its end, at most: all its forwards, then stage by stage replay and dx, each
+        followed by dw, which lets go of the stage."""
+        taken = sum(self.taken[stage] for stage in self.stages if micro_batch >= self.done[stage][F])
+        most = taken
+        for stage in reversed(self.stages):
+            _, inputs, weights, replays = self.done[stage]
+            if micro_batch < weights:
+                continue
+            if micro_batch < inputs:
+                taken -= self.pending[stage]
+                continue
             if micro_batch >= (replays if self.fires_ahead[stage] else inputs):
-                replay = max(replay, self.replayed[stage])
-        return need + replay
+                taken += self.replayed[stage]
+                most = max(most, taken)
+            taken -= self.taken[stage] + self.replayed[stage]
+        return most
 
 
 def lines(problem: Problem, lead: float, weight_lag: float) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, mint, nn, ops
 
+from hyper_parallel.core.activation_checkpoint import checkpoint
 from hyper_parallel.platform.mindspore import autograd
 from pipeline.execution.chunk import Chunk
 
@@ -33,7 +34,7 @@ class Stack(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = ms.recompute(block, x, use_reentrant=False, early_stop=False) if self.checkpointed else block(x)
+            x = checkpoint(block, x) if self.checkpointed else block(x)
         return x
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -57,3 +58,14 @@ def value_and_grads() -> Callable:
 @pytest.fixture
 def assert_same() -> Callable:
     return _assert_same
+
+
+@pytest.fixture
+def alive() -> Callable[..., int]:
+    """Count the live tensors of a shape, those that share a storage as one."""
+
+    def count(*shape: int) -> int:
+        gc.collect()
+        return len({o.data_ptr() for o in gc.get_objects() if type(o) is Tensor and o.shape == shape})
+
+    return count

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.training.data import DataError, Text, check_data, default_data
+from scripts.training.data import Text
+from scripts.training.text_files import DataError, check_data, default_data
 
 
 @pytest.fixture(scope="module")

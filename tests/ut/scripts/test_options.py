@@ -24,7 +24,10 @@ def text(tmp_path: Path) -> Path:
         (["--batch", "10", "--micro-batches", "4"], ["--batch 10", "4 equal micro-batches", "12"]),
         (["--layers", "3"], ["--layers 3", "--stages 4", "--layers 4 or more"]),
         (["--workers", "2"], ["--stages 4", "2 workers", "--stages 2"]),
-        (["--nodes", "2", "--workers", "4", "--master-addr", "10.0.0.1", "--port", "9"], ["2 machines", "--stages 8"]),
+        (
+            ["--nodes", "2", "--workers", "4", "--master-addr", "10.0.0.1", "--port", "9"],
+            ["8 workers on 2 machines", "--stages 8"],
+        ),
         (["--nodes", "2", "--node-rank", "2"], ["--node-rank 2", "0 to 1"]),
         (["--nodes", "2", "--port", "9"], ["--master-addr"]),
         (["--nodes", "2", "--master-addr", "10.0.0.1"], ["--port"]),

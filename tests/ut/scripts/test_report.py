@@ -13,7 +13,8 @@ METRICS = [{"step": s, "loss": 5.0 - s, "tokens_per_s": 100.0 * s, "seconds": 1.
 
 
 def _rank(rank: int, blocks: list[int], excluded: list[int]) -> dict:
-    runs = {"blocks": blocks, "excluded": excluded}
+    runs = {f"block layer{i}": count for i, count in enumerate(blocks)}
+    runs.update({f"excluded layer{i}": count for i, count in enumerate(excluded)})
     return {"rank": rank, "micro_batches": 10, "runs": runs, "peak_memory_mib": 100.04}
 
 

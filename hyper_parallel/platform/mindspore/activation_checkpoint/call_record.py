@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Optional
 from mindspore import Tensor
 
 from hyper_parallel.platform.nest import Nest
+from hyper_parallel.platform.recompute_state import UnsavedOutputError
 
 
 class InputLeaf(NamedTuple):
-    """One tensor of the call's arguments: what it looked like, and the handle that stands in for it (None: not deferred)."""
+    """One tensor of the call's arguments: what it looked like, and the handle that stands in for it (None: it is kept)."""
 
     shape: tuple
     dtype: Any
@@ -27,41 +28,56 @@ class OutputLeaf(NamedTuple):
 
 
 class CallRecord:
-    """One call of an excluded region: its arguments' shape, its cached output and the random state that it left behind."""
+    """One call of an excluded region: what its arguments looked like, its output, the random state it left behind."""
 
-    __slots__ = (
-        "inputs",
-        "keys",
-        "nests",
-        "output_nest",
-        "outputs",
-        "random_state",
-        "region_name",
-        "released",
-        "saved",
-    )
+    __slots__ = ("inputs", "keys", "nests", "output_nest", "outputs", "random_state", "region", "released", "saved")
 
-    def __init__(self, region_name: str, keys: tuple, nests: tuple[Nest, ...], inputs: tuple[InputLeaf, ...]) -> None:
+    def __init__(self, region: Any, keys: tuple, nests: tuple[Nest, ...], inputs: tuple[InputLeaf, ...]) -> None:
         """Record the arguments.
 
         Args:
-            region_name: What error messages call the region.
-            keys: Position or keyword of each argument.
+            region: The region, which has a `name`.
+            keys: The keywords of the last arguments.
             nests: The nest of each argument.
             inputs: The tensors of all arguments, in order.
         """
-        self.region_name = region_name
+        self.region = region
         self.keys = keys
         self.nests = nests
         self.inputs = inputs
         self.output_nest: Optional[Nest] = None
-        self.outputs: Optional[tuple[OutputLeaf, ...]] = None
+        self.outputs: tuple[OutputLeaf, ...] = ()
         self.random_state: Any = None
         self.saved = True
         self.released = False
 
+    @property
+    def region_name(self) -> str:
+        """What error messages call the region."""
+        return self.region.name
+
+    def waits_for_input(self) -> bool:
+        """Return whether an operator still needs an input that the replay makes."""
+        return any(leaf.handle is not None and leaf.handle() is not None for leaf in self.inputs)
+
     def release(self) -> None:
         """Drop the cached output."""
         self.released = True
-        if self.outputs is not None:
-            self.outputs = tuple(leaf._replace(tensor=None) for leaf in self.outputs)
+        self.outputs = tuple([leaf._replace(tensor=None) for leaf in self.outputs])
+
+
+class UnsavedOutput:
+    """Stands in, in a replay, for the output of a region that was not saved. Only an excluded region accepts it."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: CallRecord) -> None:
+        self.record = record
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise UnsavedOutputError(self.record.region_name)
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __call__ = __bool__ = __float__ = __int__ = __index__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = __truediv__ = _refuse
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __abs__ = _refuse
+    __and__ = __or__ = __xor__ = __invert__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __array__ = _refuse

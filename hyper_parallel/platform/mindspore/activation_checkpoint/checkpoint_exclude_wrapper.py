@@ -1,13 +1,14 @@
 """Excluded regions: what a replay skips.
 
-1. In a forward the region's body runs once. A call record keeps its output, the random state it left behind and, weakly, a handle
-   for each input: the replay will make the inputs again, so the region need not keep them.
-2. Parameters, and outputs of excluded regions of the same invocation (which the records keep anyway), are not deferred.
-3. A replay takes the records in call order. It binds the handles that an operator still waits for, restores the random
-   state, and returns the cached output. The body does not run.
-4. A replay that finds the record released runs the body again, without recording it, and warns once.
-5. With `save_output=False` the replay returns a stand-in, which only another excluded region accepts, as a whole argument.
-6. Outside of a checkpointed block, and inside another excluded region, the region is a plain call.
+1. In a forward the region's body runs once. A call record keeps its output, the random state that it left behind and, weakly,
+   a handle for each input: the replay will make the inputs again, so the region need not keep them.
+2. Parameters, and outputs of excluded regions of the same invocation, are not deferred: they are alive anyway.
+3. An input that cannot carry a mark (real_tensor.py) is replaced by a copy for the time of the call.
+4. A replay takes the records in call order. It binds the handles that an operator still waits for, restores the random state,
+   and returns the cached output. The body does not run.
+5. A replay that finds the record released runs the body again, without recording it, and warns once.
+6. An output that is not saved has a stand-in in the replay, which only another excluded region accepts, as a whole argument.
+7. Outside of a checkpointed block, and inside another excluded region, the region is a plain call.
 """
 
 from __future__ import annotations
@@ -22,43 +23,61 @@ import mindspore
 from mindspore import Parameter, Tensor
 from mindspore.common._grad_function import _Function
 from mindspore.common.generator import get_rng_state, set_rng_state
-from mindspore.graph.api import _no_grad
+from mindspore.graph.api import _no_grad, _pynative_executor
 from mindspore.nn import Cell
 
-from hyper_parallel.platform.mindspore.activation_checkpoint.call_record import CallRecord, InputLeaf, OutputLeaf
-from hyper_parallel.platform.mindspore.activation_checkpoint.checkpoint_wrapper import is_tensor, name_of
+from hyper_parallel.platform.mindspore.activation_checkpoint.arguments import (
+    arguments,
+    check_output,
+    describe,
+    put_together,
+    take_apart,
+)
+from hyper_parallel.platform.mindspore.activation_checkpoint.call_record import (
+    CallRecord,
+    InputLeaf,
+    OutputLeaf,
+    UnsavedOutput,
+)
+from hyper_parallel.platform.mindspore.activation_checkpoint.checkpoint_wrapper import name_of
 from hyper_parallel.platform.mindspore.activation_checkpoint.input_handle import (
     InputHandle,
     Mark,
     deferring,
-    mark,
+    marked_copy,
     marked_with,
 )
+from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import (
+    is_output_of,
+    is_tensor,
+    mark_output,
+    mark_unsaved,
+)
+from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import MarkMemory, real_copy
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
-from hyper_parallel.platform.nest import Nest, flatten
+from hyper_parallel.platform.mindspore.recompute import stop_if_satisfied
+from hyper_parallel.platform.nest import flatten
 from hyper_parallel.platform.recompute_state import (
     Frame,
     Phase,
     ReplayFrame,
     ReplayMismatchError,
+    UnsavedOutputError,
     current_frame,
 )
 
 PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.common._grad_function._Function",
     "mindspore.graph.api._no_grad",
-    "mindspore.Tensor._get_user_data",
-    "mindspore.Tensor._set_user_data",
+    "mindspore.graph.api._pynative_executor",
     "mindspore.Tensor._requires_grad",
-    "mindspore.Tensor._version",
 )
 
 _EXCLUDED_FRAME = Frame(Phase.EXCLUDED, None)
-_OUTPUT_MARK = "hyper_parallel_excluded_output"
 
 
 class _CachedOutput(_Function):
-    """Gives a cached output, in a replay, the place in the graph that it had in the forward. It is never differentiated."""
+    """Gives a cached output, in a replay, the place in the graph that it had in the forward. Never differentiated."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
@@ -70,16 +89,23 @@ class _CachedOutput(_Function):
 
 
 class Region:
-    """An excluded region: the function, its name, and what its calls keep."""
+    """An excluded region: its name, what its calls keep, and what has been found out about it."""
 
-    def __init__(self, name: str, save_output: bool, keep_inputs: bool) -> None:
+    def __init__(self, name: str, save_output: bool | str, keep_inputs: bool) -> None:
         self.name = name
         self.save_output = save_output
+        self.finds_out = save_output == "auto"
         self.keep_inputs = keep_inputs
+        self.output_needed: bool | None = None
+        self.memory = MarkMemory()
         self.warned = False
 
+    def learn(self, needed: bool) -> None:
+        """Note whether a replay needed the output; one that did settles it."""
+        self.output_needed = needed or self.output_needed is True
+
     def call(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """Call the region in whatever phase the current thread is."""
+        """Call the region, in whatever phase the current thread is."""
         frame = current_frame.get()
         if frame is None or frame.phase is Phase.EXCLUDED:
             return fn(*args, **kwargs)
@@ -89,96 +115,114 @@ class Region:
 
     def _forward(self, frame: Frame, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         leaves: list[Tensor] = []
-        keys, nests = _take_apart(args, kwargs, leaves)
-        marks: list[Mark] = []
-        inputs = tuple([self._defer(frame, leaf, position, marks) for position, leaf in enumerate(leaves)])
-        record = CallRecord(self.name, keys, nests, inputs)
+        keys, nests = take_apart(args, kwargs, leaves)
         token = current_frame.set(_EXCLUDED_FRAME)
+        marks: list[Mark] = []
         try:
+            inputs = self._defer(frame, leaves, marks)
+            record = CallRecord(self, keys, nests, inputs)
+            if any([made.copied for made in marks]):
+                args, kwargs = put_together(keys, nests, [marked_copy(leaf, marks) for leaf in leaves])
             with deferring():
                 result = fn(*args, **kwargs)
             self._check_versions(marks)
-            self._record_output(record, frame.invocation.serial, result)
+            self._record_output(frame, record, result)
         finally:
             current_frame.reset(token)
-            for tensor, before, _, _ in marks:
-                mark(tensor, before)
+            for made in marks:
+                made.end()
         record.random_state = get_rng_state()
         frame.invocation.records.append(record)
         return result
 
-    def _defer(self, frame: Frame, leaf: Tensor, position: int, marks: list[Mark]) -> InputLeaf:
-        """Mark one input with a handle, unless it is to be kept, and describe it for the replay."""
-        kept = (
-            self.keep_inputs
-            or isinstance(leaf, Parameter)
-            or leaf._get_user_data(_OUTPUT_MARK) == frame.invocation.serial
-        )
-        before = None if kept else marked_with(leaf)
-        if kept or (before is not None and any(before is made.handle for made in marks)):
+    def _defer(self, frame: Frame, leaves: list[Tensor], marks: list[Mark]) -> tuple[InputLeaf, ...]:
+        """Mark the inputs that the replay will make again, and describe all of them for the replay."""
+        if self.keep_inputs or not _pynative_executor.requires_grad():
+            return tuple([InputLeaf(leaf.shape, leaf.dtype, None) for leaf in leaves])
+        return tuple([self._defer_one(frame, leaf, position, marks) for position, leaf in enumerate(leaves)])
+
+    def _defer_one(self, frame: Frame, leaf: Tensor, position: int, marks: list[Mark]) -> InputLeaf:
+        if isinstance(leaf, Parameter) or is_output_of(leaf, frame.invocation):
+            return InputLeaf(leaf.shape, leaf.dtype, None)
+        before = marked_with(leaf)
+        if before is not None and any([made.handle is before for made in marks]):
             return InputLeaf(leaf.shape, leaf.dtype, None)
         handle = InputHandle(frame.handle, self.name, position)
-        marks.append(Mark(leaf, before, leaf._version, handle))
-        mark(leaf, handle)
+        copy = None if self.memory.keeps_mark(leaf, position) else real_copy(leaf)
+        marks.append(Mark(leaf, before, handle, copy))
         return InputLeaf(leaf.shape, leaf.dtype, weakref.ref(handle))
 
     def _check_versions(self, marks: list[Mark]) -> None:
-        for tensor, _, version, handle in marks:
-            if tensor._version != version:
+        for made in marks:
+            if made.changed():
                 raise RuntimeError(
-                    f"Excluded region '{self.name}' changed its input {handle.position} (of its tensors, in order) in place; a "
-                    "replay skips the region and cannot make that change again. Let the region work on a copy, or move the "
-                    "change out of it."
+                    f"Excluded region '{self.name}' changed its input {made.handle.position} (counting its tensors from 0) in "
+                    "place, but a replay skips the region and cannot make that change again; let the region work on a "
+                    "copy, or move the change out of it."
                 )
 
-    def _record_output(self, record: CallRecord, serial: int, result: Any) -> None:
-        """Keep the result for the replay, and let regions called later know that it is kept."""
+    def _record_output(self, frame: Frame, record: CallRecord, result: Any) -> None:
+        """Keep the result for the replay, and let regions that are called later know it again."""
         leaves: list[Tensor] = []
         record.output_nest = flatten(result, is_tensor, leaves)
-        record.outputs = tuple([self._output_leaf(record, leaf) for leaf in leaves])
+        check_output(self.name, record.output_nest)
+        record.saved = self.save_output is True or (self.finds_out and self.output_needed is not False)
+        record.outputs = tuple([_output_leaf(record, leaf) for leaf in leaves])
         for leaf in leaves:
-            leaf._set_user_data(_OUTPUT_MARK, serial)
-
-    def _output_leaf(self, record: CallRecord, leaf: Tensor) -> OutputLeaf:
-        handle = marked_with(leaf)
-        if handle is not None:
-            for position, made in enumerate(record.inputs):
-                if made.handle is not None and made.handle() is handle:
-                    return OutputLeaf(None, position, False)
-        return OutputLeaf(leaf.data if self.save_output else None, None, leaf._requires_grad)
+            mark_output(leaf, frame.invocation)
+            if self.save_output is False:
+                mark_unsaved(leaf, frame.invocation, self.name)
 
     def _replay(self, frame: ReplayFrame, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         record = frame.take_record(self.name)
-        leaves: list[Tensor] = []
-        keys, nests = _take_apart(args, kwargs, leaves)
-        self._check_inputs(record, keys, nests, leaves)
-        if frame.bind is not None:
+        leaves = self._check_arguments(frame, record, args, kwargs)
+        if frame.handle is not None:
             for leaf, made in zip(leaves, record.inputs):
                 handle = made.handle() if made.handle is not None else None
-                if handle is not None:
-                    frame.bind(handle, leaf)
-        if record.released:
+                if handle is not None and leaf is not None:
+                    frame.handle.bind(handle, leaf, frame.key)
+        stop_if_satisfied(frame)
+        if record.released or not (record.saved or self.save_output is False or self.output_needed is False):
             return self._run_again(record, fn, args, kwargs, leaves)
         set_rng_state(record.random_state)
+        if not record.saved or (self.finds_out and self.output_needed is None):
+            return frame.hand_out(UnsavedOutput(record))
         return record.output_nest.rebuild([_replayed(made, leaves) for made in record.outputs])
 
-    def _check_inputs(self, record: CallRecord, keys: tuple, nests: tuple[Nest, ...], leaves: list[Tensor]) -> None:
-        if keys != record.keys or nests != record.nests:
-            raise ReplayMismatchError(
-                f"The replay called excluded region '{self.name}' with arguments {_describe(keys, nests)}, but the forward "
-                f"with {_describe(record.keys, record.nests)}; make the block call it in its replay as in its forward."
-            )
+    def _check_arguments(self, frame: ReplayFrame, record: CallRecord, args: tuple, kwargs: dict) -> list:
+        """Return the tensors of the arguments, None for those that a stand-in covers, if they are as in the forward."""
+        keys, values = arguments(args, kwargs)
+        expected = record.nests
+        if keys != record.keys or len(values) != len(expected):
+            self._raise_mismatch(record, keys, values)
+        leaves: list = []
+        for value, nest in zip(values, expected):
+            if type(value) is UnsavedOutput:
+                frame.take_back(value)
+                leaves.extend([None] * nest.leaf_count())
+            elif flatten(value, is_tensor, leaves) != nest:
+                self._raise_mismatch(record, keys, values)
         for position, (leaf, made) in enumerate(zip(leaves, record.inputs)):
-            if leaf.shape != made.shape or leaf.dtype != made.dtype:
+            if leaf is not None and (leaf.shape != made.shape or leaf.dtype != made.dtype):
                 raise ReplayMismatchError(
-                    f"The replay called excluded region '{self.name}' with tensor {position} of shape {leaf.shape} and dtype "
-                    f"{leaf.dtype}, but the forward with shape {made.shape} and dtype {made.dtype}; make the block call it in "
-                    "its replay as in its forward."
+                    f"The replay called excluded region '{self.name}' with tensor {position} of shape {leaf.shape} and "
+                    f"dtype {leaf.dtype}, but the forward with shape {made.shape} and dtype {made.dtype}; make the block "
+                    "call it in its replay as in its forward."
                 )
+        return leaves
+
+    def _raise_mismatch(self, record: CallRecord, keys: tuple, values: list) -> None:
+        nests = [flatten(value, is_tensor, []) for value in values]
+        for stand_in in [constant for nest in nests for constant in nest.constants() if type(constant) is UnsavedOutput]:
+            raise UnsavedOutputError(stand_in.record.region_name)
+        raise ReplayMismatchError(
+            f"The replay called excluded region '{self.name}' with arguments {describe(keys, nests)}, but the forward with "
+            f"{describe(record.keys, record.nests)}; make the block call it in its replay as in its forward."
+        )
 
     def _run_again(self, record: CallRecord, fn: Callable[..., Any], args: tuple, kwargs: dict, leaves: list) -> Any:
-        """Run the body in a replay that comes after the record was released."""
-        if not self.warned:
+        """Run the body in a replay that comes after the record was released, or that needs an output nobody saved."""
+        if record.released and not self.warned:
             self.warned = True
             warnings.warn(
                 f"Excluded region '{self.name}' runs again: a second replay of its block came after its cached output had "
@@ -197,27 +241,23 @@ class Region:
         return record.output_nest.rebuild([_replayed(leaf, leaves) for leaf in outputs])
 
 
-def _take_apart(args: tuple, kwargs: dict, leaves: list[Tensor]) -> tuple[tuple, tuple[Nest, ...]]:
-    """Append the tensors of all arguments to `leaves`; return the keyword names and each argument's nest."""
-    nests = [flatten(arg, is_tensor, leaves) for arg in args]
-    if kwargs:
-        nests.extend([flatten(kwargs[key], is_tensor, leaves) for key in sorted(kwargs)])
-    return tuple(sorted(kwargs)), tuple(nests)
+def _output_leaf(record: CallRecord, leaf: Tensor) -> OutputLeaf:
+    handle = marked_with(leaf)
+    if handle is not None:
+        for position, made in enumerate(record.inputs):
+            if made.handle is not None and made.handle() is handle:
+                return OutputLeaf(None, position, False)
+    return OutputLeaf(leaf.data if record.saved else None, None, leaf._requires_grad)
 
 
-def _describe(keys: tuple, nests: tuple[Nest, ...]) -> str:
-    names = [""] * (len(nests) - len(keys)) + [f"{key}=" for key in keys]
-    return "(" + ", ".join(f"{name}{nest!r}" for name, nest in zip(names, nests)) + ")"
-
-
-def _replayed(made: OutputLeaf, inputs: list[Tensor]) -> Tensor:
+def _replayed(made: OutputLeaf, inputs: list) -> Tensor:
     """Return one output of a skipped region, in the graph of the replay if it was in the graph of the forward."""
     if made.input_position is not None:
         return inputs[made.input_position]
     return _CachedOutput.apply(_anchor(), made.tensor) if made.requires_grad else made.tensor.data
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=1)
 def _anchor() -> Tensor:
     """A tensor that requires a gradient, made when the first one is needed."""
     anchor = Tensor([0.0], mindspore.float32)
@@ -227,10 +267,10 @@ def _anchor() -> Tensor:
 
 def checkpoint_exclude_wrapper(cell_or_fn: Any, save_output: bool | str = True, keep_inputs: bool = False) -> Any:
     """Return `cell_or_fn` as an excluded region. See the public function of this name."""
-    if save_output not in (True, False):
+    if not isinstance(save_output, bool) and save_output != "auto":
         raise ValueError(
-            f"checkpoint_exclude_wrapper: argument 'save_output' must be True or False, but is {save_output!r} of type "
-            f"{type(save_output).__name__}."
+            f"checkpoint_exclude_wrapper: argument 'save_output' must be True, False or \"auto\", but is {save_output!r} of "
+            f"type {type(save_output).__name__}."
         )
     if not isinstance(keep_inputs, bool):
         raise ValueError(

@@ -16,15 +16,11 @@ from typing import Any
 from mindspore import Tensor
 from mindspore.nn import Cell
 
+from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import check_result_is_saved, is_tensor
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
 from hyper_parallel.platform.mindspore.recompute import BlockHandle, run_block
 from hyper_parallel.platform.nest import Nest, flatten
 from hyper_parallel.platform.recompute_state import Frame, Invocation, Phase, ReplayFrame, current_frame
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether `value` is a tensor (or a parameter)."""
-    return isinstance(value, Tensor)
 
 
 def name_of(fn: Any) -> str:
@@ -41,36 +37,38 @@ class Block:
         self.nest = nest
         self.forward_frame: Frame | None = None
 
-    def adopt(self, handle: BlockHandle) -> None:
-        """Take `handle` as this call's, before the forward."""
+    def started(self, handle: Any) -> None:
+        """Prepare for the forward, which comes next; MindSpore made `handle` for it."""
         outer = current_frame.get()
         if outer is not None and outer.phase is Phase.REPLAY:
-            handle.invocation = outer.take_child(self.name)
-            self.forward_frame = ReplayFrame(handle.invocation)
-            return
-        handle.invocation = Invocation(self.name)
-        self.forward_frame = Frame(Phase.FORWARD, handle.invocation, handle)
-        if outer is not None and outer.phase is Phase.FORWARD:
-            outer.invocation.children.append(handle.invocation)
+            invocation = outer.take_child(self.name)
+            self.forward_frame = ReplayFrame(invocation)
+        else:
+            invocation = Invocation(self.name)
+            self.forward_frame = Frame(Phase.FORWARD, invocation, handle)
+            if outer is not None and outer.phase is Phase.FORWARD:
+                outer.invocation.children.append(invocation)
+        BlockHandle.adopt(handle, invocation)
 
     def __call__(self, *tensors: Tensor) -> Any:
         args, kwargs = self.nest.rebuild(tensors)
         frame, self.forward_frame = self.forward_frame, None
         if frame is None:
-            self._mark_started()
-            return self.fn(*args, **kwargs)
+            return self._again(args, kwargs)
         token = current_frame.set(frame)
         try:
-            return self.fn(*args, **kwargs)
+            result = self.fn(*args, **kwargs)
         finally:
             current_frame.reset(token)
+        check_result_is_saved(frame.invocation, result)
+        return result
 
-    @staticmethod
-    def _mark_started() -> None:
-        """Note in the frame of a replay that MindSpore has opened the graph of the replay."""
+    def _again(self, args: tuple, kwargs: dict) -> Any:
+        """Run in a replay, where MindSpore has opened a graph, or where no gradient is wanted."""
         frame = current_frame.get()
         if frame is not None and frame.phase is Phase.REPLAY:
             frame.started = True
+        return self.fn(*args, **kwargs)
 
 
 def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +85,8 @@ def call_block(fn: Callable[..., Any], name: str, args: tuple, kwargs: dict) -> 
     """Call `fn(*args, **kwargs)` as a checkpointed block that error messages call `name`."""
     tensors: list[Tensor] = []
     nest = flatten((args, kwargs), is_tensor, tensors)
-    return run_block(Block(fn, name, nest), tensors)
+    block = Block(fn, name, nest)
+    return run_block(block, block.started, tensors)
 
 
 def checkpoint_wrapper(cell_or_fn: Any) -> Any:

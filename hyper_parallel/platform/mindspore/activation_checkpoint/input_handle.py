@@ -11,57 +11,41 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 from mindspore import Tensor, saved_tensors_hooks
 
-from hyper_parallel.platform.mindspore.recompute import BlockHandle, current_recompute_key, retains_on_unpack
+from hyper_parallel.platform.mindspore.recompute import BlockHandle, current_recompute_key
 
 PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.Tensor._get_user_data",
     "mindspore.Tensor._set_user_data",
+    "mindspore.Tensor._version",
 )
 
 
 class InputHandle:
     """Stands in for one input of one call of an excluded region, however many operators save it."""
 
-    __slots__ = ("__weakref__", "block", "position", "reads", "region", "saves")
+    __slots__ = ("__weakref__", "block", "position", "region")
 
     def __init__(self, block: BlockHandle, region: str, position: int) -> None:
         self.block = block
         self.region = region
         self.position = position
-        self.saves = 0
-        self.reads: dict = {}
 
     def read(self) -> Tensor:
-        """Return the recomputed input; the last operator to read it in a pass that does not retain lets it go."""
+        """Return the recomputed input, which the replay that this may fire has made."""
         key = current_recompute_key()
         self.block.recompute(key)
-        recomputed = self.block.recomputed_data[key]
-        tensor = recomputed.get(self)
+        tensor = self.block.recomputed_data[key].get(self)
         if tensor is None:
             raise RuntimeError(
-                f"An input of excluded region '{self.region}' was read, but the replay of block "
-                f"'{self.block.invocation.block}' has not made it, or it was read and dropped before; read it once per "
-                "backward pass, or enter recompute_session_ctx with retain_on_unpack=True."
+                f"Input {self.position} of excluded region '{self.region}' was read, but no replay of block "
+                f"'{self.block.invocation.block}' has made it for this backward pass, or it was dropped already; enter "
+                "recompute_session_ctx with retain_on_unpack=True for a backward pass that another one follows."
             )
-        if not retains_on_unpack():
-            reads = self.reads[key] = self.reads.get(key, 0) + 1
-            if reads >= self.saves:
-                del self.reads[key]
-                del recomputed[self]
         return tensor
-
-
-class Mark(NamedTuple):
-    """What is needed to end the mark of one tensor, and to find out whether the region changed it."""
-
-    tensor: Tensor
-    before: Any
-    version: int
-    handle: InputHandle
 
 
 class _MarkKey(threading.local):
@@ -74,9 +58,41 @@ class _MarkKey(threading.local):
 _mark = _MarkKey()
 
 
-def mark(tensor: Tensor, handle: Any) -> None:
-    """Let `handle` stand in for `tensor` in what operators save from now on; None ends it."""
-    tensor._set_user_data(_mark.name, handle)
+class Mark:
+    """Lets a handle stand in for a tensor, and for its copy if there is one, in what operators save, until it ends."""
+
+    __slots__ = ("before", "copied", "handle", "tensor", "versions")
+
+    def __init__(self, tensor: Tensor, before: Any, handle: InputHandle, copied: Tensor | None) -> None:
+        """Begin.
+
+        Args:
+            tensor: The input of the region.
+            before: The mark that it has now.
+            handle: Stands in for it.
+            copied: What the region works on instead of `tensor`, if `tensor` cannot carry a mark.
+        """
+        self.tensor = tensor
+        self.before = before
+        self.handle = handle
+        self.copied = copied
+        tensor._set_user_data(_mark.name, handle)
+        if copied is not None:
+            copied._set_user_data(_mark.name, handle)
+        self.versions = self._versions()
+
+    def end(self) -> None:
+        """Give the tensor the mark that it had before."""
+        self.tensor._set_user_data(_mark.name, self.before)
+        if self.copied is not None:
+            self.copied._set_user_data(_mark.name, None)
+
+    def changed(self) -> bool:
+        """Return whether the tensor, or its copy, has been changed in place."""
+        return self._versions() != self.versions
+
+    def _versions(self) -> Any:
+        return self.tensor._version if self.copied is None else (self.tensor._version, self.copied._version)
 
 
 def marked_with(tensor: Tensor) -> Any:
@@ -84,11 +100,19 @@ def marked_with(tensor: Tensor) -> Any:
     return tensor._get_user_data(_mark.name)
 
 
+def marked_copy(tensor: Tensor, marks: list[Mark]) -> Tensor:
+    """Return the copy that the region works on instead of `tensor`, or `tensor` itself."""
+    handle = marked_with(tensor)
+    for made in marks:
+        if made.handle is handle and made.copied is not None:
+            return made.copied
+    return tensor
+
+
 def pack(tensor: Tensor) -> Any:
     """Save a marked tensor as its handle, any other as its data."""
     handle = tensor._get_user_data(_mark.name)
     if type(handle) is InputHandle:
-        handle.saves += 1
         return handle
     return tensor.data
 

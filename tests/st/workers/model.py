@@ -1,0 +1,61 @@
+"""A small residual model for the multi-process tests, cut into stages, and what one process without checkpointing makes of it."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, mint, nn
+
+WIDTH = 16
+
+
+class Block(nn.Cell):
+    """x + tanh(x w)."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        values = np.random.RandomState(number).randn(WIDTH, WIDTH).astype(np.float32) / WIDTH**0.5
+        self.weight = Parameter(Tensor(values), name=f"weight{number}")
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x + mint.tanh(mint.matmul(x, self.weight))
+
+
+class Piece(nn.Cell):
+    """Some blocks in a row; the last piece returns the loss."""
+
+    def __init__(self, blocks: list, is_last: bool) -> None:
+        super().__init__()
+        self.blocks = nn.CellList(blocks)
+        self.is_last = is_last
+
+    def construct(self, x: Tensor, labels: Tensor = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return ((x - labels) ** 2).mean() if self.is_last else x
+
+
+def piece(stage: int, stages: int, wrap=lambda block: block, blocks: int = 2) -> Piece:
+    """The blocks of one stage, each wrapped."""
+    numbers = range(stage * blocks, (stage + 1) * blocks)
+    return Piece([wrap(Block(number)) for number in numbers], stage == stages - 1)
+
+
+def batch(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs and labels."""
+    random = np.random.RandomState(1000 + seed)
+    return tuple(Tensor(random.randn(rows, WIDTH).astype(np.float32)) for _ in range(2))
+
+
+def reference(stages: int, x: Tensor, labels: Tensor, blocks: int = 2) -> tuple[float, dict[str, np.ndarray]]:
+    """Loss and gradients by parameter name, from one process without checkpointing."""
+    pieces = [piece(stage, stages, blocks=blocks) for stage in range(stages)]
+
+    def forward(x: Tensor) -> Tensor:
+        for part in pieces[:-1]:
+            x = part(x)
+        return pieces[-1](x, labels)
+
+    weights = [weight for part in pieces for weight in part.trainable_params()]
+    loss, gradients = ms.value_and_grad(forward, None, weights)(x)
+    return float(loss), {weight.name: gradient.asnumpy() for weight, gradient in zip(weights, gradients)}

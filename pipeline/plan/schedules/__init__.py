@@ -12,6 +12,7 @@ from typing import Callable
 from pipeline.plan.action import PlanError
 from pipeline.plan.plan import Plan
 from pipeline.plan.schedules.basic import gpipe, interleaved_one_f_one_b, looped_bfs, one_f_one_b
+from pipeline.plan.schedules.controllable_memory import v_half, v_min
 from pipeline.plan.schedules.dualpipe import dualpipe_v
 from pipeline.plan.schedules.v_shape import zb_v
 from pipeline.plan.schedules.zero_bubble import zb_h1, zb_h2
@@ -25,6 +26,8 @@ __all__ = [
     "looped_bfs",
     "make_plan",
     "one_f_one_b",
+    "v_half",
+    "v_min",
     "zb_h1",
     "zb_h2",
     "zb_v",
@@ -39,6 +42,8 @@ SCHEDULES: Mapping[str, Callable[..., Plan]] = MappingProxyType(
         "zb-h1": zb_h1,
         "zb-h2": zb_h2,
         "zb-v": zb_v,
+        "v-half": v_half,
+        "v-min": v_min,
         "dualpipe-v": dualpipe_v,
     }
 )

@@ -13,8 +13,21 @@ _SOURCES = {
     "BatchDimSpec": "pipeline.execution.microbatch",
     "SharedParameterInfo": "pipeline.execution.shared_parameters",
     "Schedule": "pipeline.execution.schedule",
-    "ScheduleGPipe": "pipeline.execution.named_schedules",
-    "Schedule1F1B": "pipeline.execution.named_schedules",
+    **dict.fromkeys(
+        (
+            "Schedule1F1B",
+            "ScheduleDualPipeV",
+            "ScheduleGPipe",
+            "ScheduleInterleaved1F1B",
+            "ScheduleLoopedBFS",
+            "ScheduleVHalf",
+            "ScheduleVMin",
+            "ScheduleZBH1",
+            "ScheduleZBH2",
+            "ScheduleZBV",
+        ),
+        "pipeline.execution.named_schedules",
+    ),
     "PipelineError": "pipeline.execution.faults",
     "ActionError": "pipeline.execution.faults",
 }

@@ -98,7 +98,8 @@ class Chunk:
         Parameters in the arguments stay what they are.
 
         Returns:
-            What `fn` returned, its tensors detached.
+            What `fn` returned, its tensors detached. Those that a gradient is wanted for are marked as requiring one,
+            so that whoever takes them over, here or on another rank, asks for it.
         """
         with self._step("forward", ChunkState.FORWARDED), self._session.collecting(), recording():
             self._look_at(args, kwargs)
@@ -106,7 +107,7 @@ class Chunk:
             with self._saved.counting() if self._saved is not None else contextlib.nullcontext():
                 outputs = fn(*args, **kwargs)
             self._split = SplitBackward(outputs, [leaf for leaf in self._leaves if leaf is not None], self._weights)
-            return map_leaves(lambda leaf: detached(leaf) if isinstance(leaf, Tensor) else leaf, outputs)
+            return map_leaves(_handed_on, outputs)
 
     def recompute(self, last: int | None = None) -> None:
         """Replay the checkpointed blocks now: all, or only the `last` ones (those that the backward reaches first).
@@ -237,3 +238,7 @@ def _put_in_front(error: BaseException, name: str) -> None:
         error.args = (f"{name}: {error.args[0]}", *error.args[1:])
     elif not error.args:
         error.args = (name,)
+
+
+def _handed_on(leaf: Any) -> Any:
+    return detached(leaf, requires_grad(leaf)) if isinstance(leaf, Tensor) else leaf

@@ -1,13 +1,14 @@
 """Interprets one rank's row of a plan.
 
 Rules:
-1. Actions run in the order of the row, one at a time, on the calling thread. Nothing is reordered, so the trace of a step
-   is the row.
-2. An action starts when its inputs are here. Only F, B, I and overlapped pairs wait, each for what it needs itself; a send is
-   queued, a receive is asked for, and both go on. R and W need only what is on this rank: a gradient that is under way
-   arrives while they run.
+1. Actions run in the order of the row, one at a time, on the calling thread. Nothing is reordered, so the trace of a
+   step is the row.
+2. An action starts when its inputs are here. Only F, B, I and overlapped pairs wait, each for what it needs itself; a
+   send is queued, a receive is asked for, and both go on. R and W need only what is on this rank: a gradient that is
+   under way arrives while they run.
 3. Values go from stage to stage without a message when both stages are on this rank. The reader cannot tell.
-4. Gradients go back flat: one entry per tensor that the next stage took from its predecessor, None where none is needed.
+4. Gradients go back flat: one entry per tensor that the next stage took from its predecessor, None where none is
+   needed.
 5. What an action made is dropped when it is used. At the end of a step nothing is left: no chunk, no value, no message.
 6. The loss is scaled once: the last stage's backward starts from `loss_scale`, and no other place scales anything.
 7. An action that raises ends the step: every chunk of the step is released, and the error says where in the row it was.
@@ -209,7 +210,7 @@ class Executor:
         self._expected = expected_messages(plan, rank)
 
     def register(self, kind: Kind, hook: Optional[Hook]) -> None:
-        """Call `hook(step, action)` for every action of a kind, instead of what the executor does; None takes it back."""
+        """Call `hook(step, action)` for every action of a kind instead of running it; None takes it back."""
         if hook is None:
             self._hooks.pop(kind, None)
         else:

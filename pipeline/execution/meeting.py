@@ -1,4 +1,4 @@
-"""How the ranks of a job meet: rank 0 opens the monitor, all connect to it, and all must run the same plan and software."""
+"""How the ranks of a job meet: rank 0 opens the monitor, all connect to it and compare their plans and software."""
 
 from __future__ import annotations
 

@@ -72,7 +72,10 @@ def split(
 
 
 def _split_nest(value: Any, micro_batches: int, dim: Optional[int], name: str) -> list[Any]:
-    return [map_leaves(lambda leaf: _part(leaf, k, micro_batches, dim, name), value) for k in range(micro_batches)]
+    def part_of(index: int) -> Any:
+        return map_leaves(lambda leaf: _part(leaf, index, micro_batches, dim, name), value)
+
+    return [part_of(index) for index in range(micro_batches)]
 
 
 def _part(leaf: Any, index: int, micro_batches: int, dim: Optional[int], name: str) -> Any:

@@ -1,7 +1,7 @@
 """The meeting point of all ranks' watches: it runs on rank 0, hears who is gone, and tells everybody.
 
-It speaks lines of JSON over TCP. A watch says hello once, then where its rank is; the monitor answers "go" when all are there
-and run the same plan. The first failure that it learns of goes to every rank, those that come after are dropped.
+It speaks lines of JSON over TCP. A watch says hello once, then where its rank is; the monitor answers "go" when all are
+there and run the same plan. The first failure that it learns of goes to every rank, those that come after are dropped.
 It reads in intervals and not at every line, so that watching does not take the interpreter from the rank's own work.
 """
 

@@ -15,8 +15,8 @@ class NamedSchedule(Schedule):
     Args:
         stages: the stages of this rank, one or more.
         micro_batch_num: into how many parts `run` cuts the batch.
-        recompute: "prefire" replays checkpointed blocks before their gradient is here, "lazy" when it is; None leaves the
-            replay to the backward, without an action of its own.
+        recompute: "prefire" replays checkpointed blocks before their gradient is here, "lazy" when it is; None leaves
+            the replay to the backward, without an action of its own.
         lead: how many compute actions ahead of its place a pre-fired replay may start.
         last_blocks: pre-fire only so many of a stage's last blocks; None for all.
         split: make dx and dw two actions, for schedules whose backward is whole.
@@ -49,12 +49,60 @@ class NamedSchedule(Schedule):
 
 
 class ScheduleGPipe(NamedSchedule):
-    """All forwards, then all backwards (Huang et al. 2019)."""
+    """All forwards, then all backwards (Huang et al. 2019, GPipe)."""
 
     name = "gpipe"
 
 
 class Schedule1F1B(NamedSchedule):
-    """One forward, one backward (Narayanan et al. 2019)."""
+    """One forward, one backward (Narayanan et al. 2019, PipeDream, with a flush)."""
 
     name = "1f1b"
+
+
+class ScheduleInterleaved1F1B(NamedSchedule):
+    """1F1B with several stages per rank (Narayanan et al. 2021, section 2.2)."""
+
+    name = "interleaved"
+
+
+class ScheduleLoopedBFS(NamedSchedule):
+    """Several stages per rank, each with all its micro-batches at once (Lamy-Poirier 2023)."""
+
+    name = "bfs"
+
+
+class ScheduleZBH1(NamedSchedule):
+    """dx and dw apart, with the memory of 1F1B (Qi et al. 2023, ZB-H1)."""
+
+    name = "zb-h1"
+
+
+class ScheduleZBH2(NamedSchedule):
+    """dx and dw apart, more memory, no bubble but at the ends (Qi et al. 2023, ZB-H2)."""
+
+    name = "zb-h2"
+
+
+class ScheduleZBV(NamedSchedule):
+    """Two stages per rank in a V, dx and dw apart (Qi et al. 2023, section 6, ZB-V)."""
+
+    name = "zb-v"
+
+
+class ScheduleVHalf(NamedSchedule):
+    """Two stages per rank in a V, with half the memory of 1F1B (Qi et al. 2024, V-Half)."""
+
+    name = "v-half"
+
+
+class ScheduleVMin(NamedSchedule):
+    """Two stages per rank in a V, with a third of the memory of 1F1B (Qi et al. 2024, V-Min)."""
+
+    name = "v-min"
+
+
+class ScheduleDualPipeV(NamedSchedule):
+    """Two stages per rank in a V, forwards overlapped with backwards (DeepSeek-AI 2025, cut in half: DualPipeV)."""
+
+    name = "dualpipe-v"

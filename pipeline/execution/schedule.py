@@ -49,13 +49,14 @@ class Schedule:
         args_batch_dim: the batch dimension of each positional input; 0 where not given.
         kwargs_batch_dim: the batch dimension of keyword inputs by name; 0 where not given.
         loss_scale: factor on the loss, for 16-bit gradients; `gradients` takes it out again.
-        timeout: seconds after which an action that is not done, or a rank that is silent, counts as hanging and ends the
-            job. Also the longest time for all ranks to make their schedule.
+        timeout: seconds after which an action that is not done, or a rank that is silent, counts as hanging and ends
+            the job. Also the longest time for all ranks to make their schedule.
         world: this worker's place in the job; by default the job is joined here.
 
     Raises:
         PlanError: the plan is not valid.
-        PipelineError: the number of workers, the stages, the plan or the software of a rank are not what they should be.
+        PipelineError: the number of workers, the stages, the plan or the software of a rank are not what they should
+            be.
     """
 
     def __init__(
@@ -126,10 +127,11 @@ class Schedule:
         return tuple(weight for stage in self.stages for weight in stage.weights)
 
     def gradients(self) -> tuple[Tensor, ...]:
-        """End the step: the gradients of this rank's weights for the mean loss over all that was run since the last call.
+        """End the step: the gradients of this rank's weights for the mean loss over all that was run since the last
+        call.
 
-        Copies of shared parameters get their sum, and copies of the pipeline are summed up, once. Returns when all ranks
-        have come here, and forgets the gradients.
+        Copies of shared parameters get their sum, and copies of the pipeline are summed up, once. Returns when all
+        ranks have come here, and forgets the gradients.
 
         Raises:
             RuntimeError: nothing was run.

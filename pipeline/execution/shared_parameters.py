@@ -1,8 +1,8 @@
 """Parameters that several stages hold together, as an embedding and the head that is tied to it.
 
-Each stage has its own copy. The copies start equal (the first holder's values), each stage's backward adds to its own copy's
-gradient, and before the optimizer step every copy gets the sum. So equal optimizers keep the copies equal.
-The sum is made by the first holder, in the order of the stages, so that all copies get the same bits.
+Each stage has its own copy. The copies start equal (the first holder's values), each stage's backward adds to its own
+copy's gradient, and before the optimizer step every copy gets the sum. So equal optimizers keep the copies equal. The
+sum is made by the first holder, in the order of the stages, so that all copies get the same bits.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from hyper_parallel.platform.mindspore import autograd
 class PipelineStage:
     """A piece of the model and its place in the pipeline.
 
-    The first stage takes the positional inputs of `run`. Every other stage takes what the stage before it returned: a tuple
-    or list as positional inputs, a dict as keyword inputs, anything else as one positional input. A stage also takes the
-    keyword inputs of `run` that its `construct` names. The last stage returns the loss of its micro-batch, or a tuple, list or
-    dict with the loss as its first entry.
+    The first stage takes the positional inputs of `run`. Every other stage takes what the stage before it returned: a
+    tuple or list as positional inputs, a dict as keyword inputs, anything else as one positional input. A stage also
+    takes the keyword inputs of `run` that its `construct` names. The last stage returns the loss of its micro-batch, or
+    a tuple, list or dict with the loss as its first entry.
 
     Args:
         submodule: a Cell, or a function of tensors.

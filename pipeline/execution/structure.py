@@ -1,7 +1,7 @@
 """What a value at a stage boundary looks like: its structure as text, its tensors, and how to put it together again.
 
-Tensors keep their type. Types that the backend cannot send (bool, small integers) travel as int32. Numbers travel as one
-int64 tensor per value, so they may differ between micro-batches. Text, None and the nest are part of the structure.
+Tensors keep their type. Types that the backend cannot send (bool, small integers) travel as int32. Numbers travel as
+one int64 tensor per value, so they may differ between micro-batches. Text, None and the nest are part of the structure.
 A structure also says which tensors need a gradient, so the receiver asks for those only.
 """
 
@@ -78,8 +78,8 @@ def _describe(value: Any, tensors: list[Tensor], numbers: list[int], path: str) 
             [_describe(item, tensors, numbers, f"{path}[{key!r}]") for key, item in value.items()],
         ]
     raise TransportError(
-        f"Expected tensors, numbers, text, None, and tuples, lists or dicts (with text keys) of them at a stage boundary, "
-        f"got {type(value).__name__} at {path}; give the stage another output."
+        "Expected tensors, numbers, text, None, and tuples, lists or dicts (with text keys) of them at a stage "
+        f"boundary, got {type(value).__name__} at {path}; give the stage another output."
     )
 
 

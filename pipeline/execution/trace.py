@@ -1,4 +1,4 @@
-"""What a rank did in a step, and when. The form is that of the simulator's events, with the time spent waiting added."""
+"""What a rank did in a step, and when: the form of the simulator's events, with the time spent waiting added."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 1. A channel is one stage sending one kind of value (outputs or gradients) to one other stage. Each end remembers the
    structure (nest, shapes, types) of the channel's last value.
 2. The first value of a channel in a step is preceded by one message of 16 bytes: "as before", or the length of the new
-   structure, which follows. Later values of the step have no such message. So shapes may change from step to step, nothing
-   is ever asked back, and receives can be posted before they are needed. A structure that changes within a step is an error
-   of the sender.
+   structure, which follows. Later values of the step have no such message. So shapes may change from step to step,
+   nothing is ever asked back, and receives can be posted before they are needed. A structure that changes within a step
+   is an error of the sender.
 3. Sends are queued and do not block the rank, so no order of sends and receives can deadlock.
-4. MindSpore ignores tags: messages between two ranks come in the order in which they were sent. The receiver takes that order
-   from the sender's row of the plan, not from its own, and keeps what it had to receive early.
+4. MindSpore ignores tags: messages between two ranks come in the order in which they were sent. The receiver takes that
+   order from the sender's row of the plan, not from its own, and keeps what it had to receive early.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Transport:
         """Start a step.
 
         Args:
-            expected: every message that other ranks send to this one in the step; those of one rank in its sending order.
+            expected: every message that other ranks send to this one in the step; those of one rank in its sending
+                order.
         """
         self._announced.clear()
         for message in expected:

@@ -1,12 +1,12 @@
 """Ends this rank when any rank can no longer go on, with one message that says who, where and why.
 
-1. A thread in every process holds a connection to the monitor on rank 0. A process that dies closes its connection; one that
-   is stopped or stuck in native code goes silent; both are noticed by the monitor. A monitor that dies or goes silent is
-   noticed by the others.
+1. A thread in every process holds a connection to the monitor on rank 0. A process that dies closes its connection; one
+   that is stopped or stuck in native code goes silent; both are noticed by the monitor. A monitor that dies or goes
+   silent is noticed by the others.
 2. The thread also looks at its own rank: an action that runs for longer than `timeout`, or a wait of twice that, is
    reported. Twice, so that the rank that hangs is named and not the one that waits for it.
-3. The first failure wins. Everybody gets it, shows it, and ends; the rank that it is about hears it last, and rank 0 stays
-   for a moment, so that no connection is torn down with the news in it.
+3. The first failure wins. Everybody gets it, shows it, and ends; the rank that it is about hears it last, and rank 0
+   stays for a moment, so that no connection is torn down with the news in it.
 4. A rank whose own action raised ends by that exception, so that the user's code may still clean up, but no later than
    `GRACE` seconds after it. All others end at once, from the thread: their main thread may be blocked in MindSpore.
 5. A rank that leaves between two steps ends the others only if they are in a step or begin one.
@@ -99,7 +99,7 @@ class Watch:
         self._move(Place(0, None, False, "between two steps"))
 
     def decide(self, cause: str) -> Failure:
-        """Report that the action of this rank raised. Returns the first failure of the job, which may be another rank's."""
+        """Report that this rank raised. Returns the first failure of the job, which may be another rank's."""
         failure = self._reporter.failure(self._rank, self._place, cause)
         self._raising = True
         if self._line is not None:
@@ -141,7 +141,7 @@ class Watch:
         raise PipelineError(self._reporter.failure(0, Place(), GONE))
 
     def _work(self) -> None:
-        """What the thread does until the schedule is closed, the monitor says good-bye, or a failure ends the process."""
+        """What the thread does until the schedule is closed, the monitor says bye, or a failure ends the process."""
         heard = beat = time.monotonic()
         rank_0 = Place()
         while not self._stop.is_set():

@@ -1,7 +1,7 @@
 """Runs a worker script under msrun and returns what its ranks wrote.
 
-Every job gets a free port and its own log folder. When it fails or takes too long, every rank's log is in the error. All its
-processes are ended in any case, also those whose parent is gone.
+Every job gets a free port and its own log folder. When it fails or takes too long, every rank's log is in the error.
+All its processes are ended in any case, also those whose parent is gone.
 """
 
 from __future__ import annotations

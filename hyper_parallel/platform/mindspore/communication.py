@@ -142,8 +142,8 @@ class LateReceive:
 class ThreadMessenger:
     """CPU: one thread sends what is put into its queue, in that order, so that the caller does not wait.
 
-    A receive first lets the queue run empty. mccl has one lock for sends and receives, and a receive that waits holds it: a
-    send behind it might be what the other rank needs before it sends.
+    A receive first lets the queue run empty. mccl has one lock for sends and receives, and a receive that waits holds
+    it: a send behind it might be what the other rank needs before it sends.
     """
 
     def __init__(self, world: World) -> None:

@@ -41,7 +41,7 @@ class MeasuredStage:
         generator = np.random.default_rng(stage)
         tokens = Tensor(generator.integers(0, shape.vocabulary, (batch, shape.length)).astype(np.int32))
         hidden = Tensor(generator.standard_normal((batch, shape.length, shape.width)).astype(np.float32))
-        hidden.requires_grad = True
+        hidden.requires_grad_()
         self.inputs = (tokens if stage == 0 else hidden, *((tokens,) if self.last else ()))
         self.grads = None if self.last else ms.ops.ones_like(hidden)
 

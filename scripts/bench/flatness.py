@@ -148,6 +148,7 @@ def measure(case: str, mode: str, steps: int) -> dict[str, Any]:
     prepare_process()
     training = Training(case, mode)
     training.run(WARM_UP)
+    training.errors = 0
     process = psutil.Process()
     objects = object_counts()
     # Counted twice, so that the counter itself is among the counted.

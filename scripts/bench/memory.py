@@ -1,7 +1,7 @@
 """Memory of one checkpointed block: what is alive between its forward and its backward, and the peak of the whole step.
 
-Modes: no checkpoint, full recompute, expensive operators excluded the plain way (their saved inputs stay alive), and
-excluded with `checkpoint_exclude_wrapper`. One activation is 4096 x 2048 float32, 32 MiB, if not asked otherwise.
+Modes: no checkpoint, full recompute, expensive operators excluded with their saved inputs kept alive, and excluded with
+those inputs taken from the replay. One activation is 4096 x 2048 float32, 32 MiB, if not asked otherwise.
 
 Cases:
 - norm-matmul: RMSNorm -> matmul (excluded) -> square -> mean; norm-matmul-view: the matmul's input reshaped first.

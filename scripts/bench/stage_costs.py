@@ -19,12 +19,12 @@ from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
+from hyper_parallel.platform.mindspore.memory import MIB, MemoryMeter, memory_meter
 from mindspore import Tensor
 from rich.console import Console
 from rich.progress import track
 
 from hyper_parallel.core.activation_checkpoint import checkpoint_exclude_wrapper, checkpoint_wrapper
-from hyper_parallel.platform.mindspore.memory import MIB, MemoryMeter, memory_meter
 from pipeline.execution.chunk import Chunk
 from scripts.training.model import ModelShape, StageModel
 
@@ -41,7 +41,7 @@ class MeasuredStage:
         generator = np.random.default_rng(stage)
         tokens = Tensor(generator.integers(0, shape.vocabulary, (batch, shape.length)).astype(np.int32))
         hidden = Tensor(generator.standard_normal((batch, shape.length, shape.width)).astype(np.float32))
-        hidden.requires_grad = True
+        hidden.requires_grad_()
         self.inputs = (tokens if stage == 0 else hidden, *((tokens,) if self.last else ()))
         self.grads = None if self.last else ms.ops.ones_like(hidden)
 

@@ -23,7 +23,7 @@ class Case(NamedTuple):
         schedule: ``1F1B``, ``ZB-H1`` (torch: interleaved zero bubble) or ``ZB-V``.
         checkpoint: ``none``; ``full``: every block is recomputed; ``exclude``: but not its second matmul.
         compute: ``mlp``: matrices are multiplied with MindSpore's torch-like ``mint.matmul`` (torch: ``nn.Linear``);
-            ``dense``: by MindSpore's older layer ``nn.Dense``, whose backward is faster on CPU; ``wait``: a block sleeps
+            ``dense``: by the older layer ``nn.Dense``, whose backward is faster on CPU; ``wait``: a block sleeps
             and has no matrices.
     """
 

@@ -107,10 +107,12 @@ class Failure:
     log: Optional[Path] = None
 
     def __str__(self) -> str:
+        log = f" (log: {self.log})" if self.log else ""
+        if self.rank is not None and self.message.startswith(f"rank {self.rank}"):
+            return self.message + log
         who = "the job" if self.rank is None else f"rank {self.rank}"
         where = "" if self.stage is None else f", stage {self.stage}"
         doing = f", in action {self.action}" if self.action else ""
-        log = f" (log: {self.log})" if self.log else ""
         return f"{who}{where}{doing}: {self.cause}: {self.message}{log}"
 
 
@@ -244,7 +246,9 @@ class Job:
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         threads = str(max(1, (os.cpu_count() or 1) // cluster.local_ranks))
         marks = {"PATH": path, JOB_MARK: self._mark, LOG_DIR: str(self.log_dir)}
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, **self.environment, **marks}
+        # Defaults that the user's environment overrides: a worker's share of the cores, and errors only in the logs.
+        defaults = {"OMP_NUM_THREADS": threads, "GLOG_v": "3"}
+        environment = {**defaults, **os.environ, **self.environment, **marks}
         with (self.log_dir / "msrun.log").open("wb") as log:
             self._msrun = subprocess.Popen(
                 [sys.executable, msrun, *(f"--{name}={value}" for name, value in options.items()), *self.command],

@@ -20,21 +20,22 @@ from pipeline.plan.render import Timeline, save_picture, simulated
 from pipeline.plan.search import auto
 
 _RANKS, _MICRO_BATCHES = 4, 8
-_UNEVEN = Costs(forward=[1.0, 1.5, 1.0, 2.0], backward_input=[1.0, 1.5, 1.0, 2.0], backward_weight=[0.8, 1.2, 0.8, 1.6])
-_UNEVEN_LIMIT = 4.0
+_UNEVEN_TIMES = [1.5, 1.5, 1.0, 1.0]
+_UNEVEN = Costs(_UNEVEN_TIMES, _UNEVEN_TIMES, [0.8 * time for time in _UNEVEN_TIMES], _UNEVEN_TIMES)
+_MEMORY = Memory(checkpoint_input=0.1)
+_UNEVEN_LIMIT = 3.0
 
 
-def pictures() -> Iterator[tuple[str, list[Timeline]]]:
-    """The name of each picture and what it shows."""
+def pictures() -> Iterator[tuple[str, list[Timeline], float | None]]:
+    """The name of each picture, what it shows, and the memory limit that it draws."""
     for name in SCHEDULES:
-        yield name, [_timeline(make_plan(name, _RANKS, _MICRO_BATCHES))]
-    plan, costs = make_plan("1f1b", _RANKS, _MICRO_BATCHES), Costs(recompute=1.0)
-    memory = Memory(checkpoint_input=0.1)
+        yield name, [_timeline(make_plan(name, _RANKS, _MICRO_BATCHES))], None
+    plan = make_plan("1f1b", _RANKS, _MICRO_BATCHES)
     modes = [insert_recompute(plan, mode) for mode in ("lazy", "prefire")]
-    yield "recompute", [_timeline(plan, costs, memory) for plan in modes]
-    found = auto(_RANKS, _MICRO_BATCHES, _UNEVEN, memory_limit=_UNEVEN_LIMIT)
+    yield "recompute", [_timeline(plan, Costs(recompute=1.0), _MEMORY) for plan in modes], None
+    found = auto(_RANKS, _MICRO_BATCHES, _UNEVEN, _MEMORY, _UNEVEN_LIMIT, recompute=("none", "lazy", "prefire"))
     plans = [found.best_named.plan, found.plan] if found.best_named else [found.plan]
-    yield "auto", [_timeline(plan, _UNEVEN) for plan in plans]
+    yield "auto", [_timeline(plan, _UNEVEN, _MEMORY) for plan in plans], _UNEVEN_LIMIT
 
 
 def _timeline(plan: Plan, costs: Costs | None = None, memory: Memory | None = None) -> Timeline:
@@ -50,10 +51,10 @@ def main() -> int:
     parser.add_argument("--png", action="store_true", help="draw PNG instead of SVG")
     args = parser.parse_args()
     args.to.mkdir(parents=True, exist_ok=True)
-    for name, timelines in pictures():
+    for name, timelines, memory_limit in pictures():
         if not args.names or name in args.names:
             file = args.to / f"{name}.{'png' if args.png else 'svg'}"
-            save_picture(timelines, file)
+            save_picture(timelines, file, memory_limit)
             print(f"{file} {file.stat().st_size // 1024} KiB")
     return 0
 

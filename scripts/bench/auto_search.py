@@ -56,9 +56,7 @@ def measure(args: argparse.Namespace, seed: int, chunks: float, modes: tuple[str
         result = auto(args.ranks, args.micro_batches, costs, memory, chunks, stages, modes, args.effort)
     except PlanError:
         return {**row, "makespan": None, "lower_bound": None, "seconds": time.perf_counter() - start}
-    row.update(
-        makespan=result.simulation.makespan, lower_bound=result.lower_bound, seconds=time.perf_counter() - start
-    )
+    row.update(makespan=result.simulation.makespan, lower_bound=result.lower_bound, seconds=time.perf_counter() - start)
     if result.best_named:
         named = result.best_named.simulation.makespan
         row.update(named=result.best_named.plan.name, named_makespan=named, gain=1.0 - row["makespan"] / named)

@@ -145,6 +145,7 @@ def _report(options: argparse.Namespace) -> None:
     report.write_json(options.out / "summary.json", summary)
     if metrics:
         report.draw_losses(metrics, options.out / "loss.png")
+    report.draw_timeline(options.out, ranks)
     for name, value in summary.items():
         print(f"{name:32} {value}")
     if options.sample_bytes > 0:

@@ -7,7 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-__all__ = ["draw_losses", "drop_metrics_after", "read_metrics", "read_ranks", "summarise", "write_json"]
+from pipeline.plan import Plan
+from pipeline.plan.costs import Costs
+from pipeline.plan.render import Timeline, chrome_trace, save_picture, simulated
+from pipeline.plan.simulate import simulate
+
+__all__ = [
+    "draw_losses",
+    "draw_timeline",
+    "drop_metrics_after",
+    "measured_costs",
+    "read_metrics",
+    "read_ranks",
+    "summarise",
+    "write_json",
+]
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
@@ -55,6 +69,39 @@ def draw_losses(metrics: Sequence[Mapping[str, Any]], file: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(file, dpi=120)
+
+
+def draw_timeline(out: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the last step of the ranks of this machine, and below it what the simulator makes of the same plan.
+
+    Writes ``timeline.json`` (the events), ``timeline.png``, and ``timeline.perfetto.json`` for a trace viewer.
+    """
+    events = [rank["trace"] for rank in ranks]
+    if not any(events):
+        return
+    write_json(out / "timeline.json", {"name": "measured", "unit": "s", "events": events})
+    measured = Timeline.from_json((out / "timeline.json").read_text())
+    timelines = [measured]
+    plan = Plan.from_csv((out / "plan.csv").read_text(), name=str(ranks[0].get("plan", "plan")))
+    if plan.ranks == len(events):
+        costs = measured_costs(measured, plan.stages)
+        timelines.append(simulated(simulate(plan, costs), "simulated, each action as long as its measured mean", "s"))
+    save_picture(timelines, out / "timeline.png")
+    (out / "timeline.perfetto.json").write_text(chrome_trace(timelines))
+
+
+def measured_costs(measured: Timeline, stages: int) -> Costs:
+    """Return the mean time of each stage's actions; a full backward counts as dx without dw."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for row in measured.events:
+        for event in row:
+            times.setdefault((event.action.kind.value, event.action.stage), []).append(event.end - event.start)
+
+    def means(*kinds: str) -> list[float]:
+        samples = [[time for kind in kinds for time in times.get((kind, stage), [])] for stage in range(stages)]
+        return [sum(sample) / len(sample) if sample else 0.0 for sample in samples]
+
+    return Costs(forward=means("F"), backward_input=means("B", "I"), backward_weight=means("W"), recompute=means("R"))
 
 
 def summarise(metrics: Sequence[Mapping[str, Any]], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -152,9 +152,12 @@ class Worker:
             "stages": [model.stage for model in self.models],
             "micro_batches": micro_batches,
             "runs": dict(runs),
+            "plan": self.schedule.plan.name,
             "trace": to_rows(self.schedule.trace),
             "peak_memory_mib": peak_memory_mib(self.target),
         }
+        if self.world.rank % self.options.workers == 0:
+            (self.out / "plan.csv").write_text(self.schedule.plan.to_csv())
         report.write_json(self.out / "ranks" / f"rank-{self.world.rank}.json", record)
 
 

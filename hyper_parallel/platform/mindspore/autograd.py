@@ -36,6 +36,9 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore._c_expression.BackwardNodePy.register_prehook",
 )
 
+Function = _Function
+"""MindSpore's base class of custom autograd functions: static `forward(ctx, ...)` and `backward(ctx, ...)`, called by `apply`."""
+
 Node = Any
 """A node of the autograd graph: MindSpore's BackwardNode, or the `_Function` object of a custom function."""
 

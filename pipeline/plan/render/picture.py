@@ -101,7 +101,7 @@ def _draw_lanes(axes: Any, timeline: Timeline, end: float) -> None:
         boxes: dict[str, list[tuple[float, float, float, float]]] = {}
         for event in timeline.compute(rank):
             for (low, height), part in zip(_halves(event.action), event.action.parts):
-                colour = _shade(COLOURS[part.kind], stages.index(part.stage), len(stages))
+                colour = shade(COLOURS[part.kind], stages.index(part.stage), len(stages))
                 boxes.setdefault(colour, []).append((event.start, event.end, rank + low, height))
                 _label(axes, part, event.start, event.end, rank + low + height / 2, height, inches_per_time)
         for colour, places in boxes.items():
@@ -138,7 +138,7 @@ def _label(axes: Any, part: Action, start: float, end: float, y: float, height: 
         axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=points, color=_INK)
 
 
-def _shade(colour: str, index: int, count: int) -> str:
+def shade(colour: str, index: int, count: int) -> str:
     """The colour of a rank's stage: the first as it is, the last darkest."""
     if count == 1 or index == 0:
         return colour

@@ -27,8 +27,9 @@ from pipeline.plan.search.problem import TOLERANCE, Problem, Rows
 from pipeline.plan.simulate import Simulation, simulate
 from pipeline.plan.validate import faults
 
-# How many steps the search may schedule or time, for effort 1. Some seconds on one core.
+# How many steps the search may schedule or time, and how many candidates, for effort 1. Some seconds on one core.
 _STEPS = 300_000
+_TRIES = 1500
 _SHARE_OF_POLICIES = 0.6
 _FINALISTS = 4
 
@@ -152,7 +153,7 @@ class _Search:
         self.problems, self.generator, self.progress = problems, generator, progress
         self.may_keep, self.may_replay = "none" in recompute, set(recompute) != {"none"}
         self.steps_per_try = 3 * problems[0].stages * problems[0].micro_batches
-        self.tries = max(int(effort * _STEPS / self.steps_per_try), 12)
+        self.tries = max(int(effort * min(_STEPS / self.steps_per_try, _TRIES)), 12)
         self.spent = 0
         self.found: list[_Found] = []
         self.bounds = [_lower_bound(problem) for problem in problems]

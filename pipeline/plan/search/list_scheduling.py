@@ -192,8 +192,10 @@ class _Rank:
         return True
 
     def _need(self, micro_batch: int) -> float:
-        """What a micro-batch takes from now to its end, at most: all its forwards, then stage by stage replay and dx, each
-        followed by dw, which lets go of the stage."""
+        """What a micro-batch takes from now to its end, at most.
+
+        First all its forwards, then stage by stage, from the last one: its replay, dx, and dw, which lets go of it.
+        """
         taken = sum(self.taken[stage] for stage in self.stages if micro_batch >= self.done[stage][F])
         most = taken
         for stage in reversed(self.stages):

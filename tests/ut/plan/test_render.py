@@ -12,7 +12,7 @@ import pytest
 from pipeline.plan import Action, Communication, Costs, Event, Kind, Memory, PlanError, make_plan, simulate
 from pipeline.plan.passes import insert_communication, insert_recompute
 from pipeline.plan.render import Timeline, chrome_trace, save_picture, simulated, text_boxes, text_grid
-from pipeline.plan.render.picture import COLOURS
+from pipeline.plan.render.picture import COLOURS, shade
 
 
 def timeline_of(name="1f1b", ranks=4, micro_batches=8, **kwargs):
@@ -108,7 +108,8 @@ def test_svg_has_a_box_per_action_in_the_colour_of_its_kind(tmp_path):
 def test_svg_draws_both_parts_of_a_pair(tmp_path):
     save_picture([overlapped()], tmp_path / "pair.svg")
     text = (tmp_path / "pair.svg").read_text()
-    assert text.count(f"fill: {COLOURS[Kind.F]}") == 3
+    assert text.count(f"fill: {COLOURS[Kind.F]}") == 2 + 1, "two boxes and the legend"
+    assert text.count(f"fill: {shade(COLOURS[Kind.B], 1, 2)}") == 1, "one box of the rank's second stage"
     assert "<!-- memory" not in text
 
 

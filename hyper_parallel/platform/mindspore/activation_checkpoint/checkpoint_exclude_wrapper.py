@@ -44,8 +44,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.input_handle import
     InputHandle,
     Mark,
     deferring,
-    marked_copy,
-    marked_with,
+    mark_of,
 )
 from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import (
     is_output_of,
@@ -121,12 +120,12 @@ class Region:
         try:
             inputs = self._defer(frame, leaves, marks)
             record = CallRecord(self, keys, nests, inputs)
-            if any([made.copied for made in marks]):
-                args, kwargs = put_together(keys, nests, [marked_copy(leaf, marks) for leaf in leaves])
+            if any([made.copied is not None for made in marks]):
+                args, kwargs = put_together(keys, nests, [_worked_on(leaf) for leaf in leaves])
             with deferring():
                 result = fn(*args, **kwargs)
             self._check_versions(marks)
-            self._record_output(frame, record, result)
+            self._record_output(frame, record, result, marks)
         finally:
             current_frame.reset(token)
             for made in marks:
@@ -144,8 +143,8 @@ class Region:
     def _defer_one(self, frame: Frame, leaf: Tensor, position: int, marks: list[Mark]) -> InputLeaf:
         if isinstance(leaf, Parameter) or is_output_of(leaf, frame.invocation):
             return InputLeaf(leaf.shape, leaf.dtype, None)
-        before = marked_with(leaf)
-        if before is not None and any([made.handle is before for made in marks]):
+        before = mark_of(leaf)
+        if before is not None and before in marks:
             return InputLeaf(leaf.shape, leaf.dtype, None)
         handle = InputHandle(frame.handle, self.name, position)
         copy = None if self.memory.keeps_mark(leaf, position) else real_copy(leaf)
@@ -156,18 +155,18 @@ class Region:
         for made in marks:
             if made.changed():
                 raise RuntimeError(
-                    f"Excluded region '{self.name}' changed its input {made.handle.position} (counting its tensors from 0) in "
+                    f"Excluded region '{self.name}' changed its input {made.position} (counting its tensors from 0) in "
                     "place, but a replay skips the region and cannot make that change again; let the region work on a "
                     "copy, or move the change out of it."
                 )
 
-    def _record_output(self, frame: Frame, record: CallRecord, result: Any) -> None:
+    def _record_output(self, frame: Frame, record: CallRecord, result: Any, marks: list[Mark]) -> None:
         """Keep the result for the replay, and let regions that are called later know it again."""
         leaves: list[Tensor] = []
         record.output_nest = flatten(result, is_tensor, leaves)
         check_output(self.name, record.output_nest)
         record.saved = self.save_output is True or (self.finds_out and self.output_needed is not False)
-        record.outputs = tuple([_output_leaf(record, leaf) for leaf in leaves])
+        record.outputs = tuple([_output_leaf(record, leaf, marks) for leaf in leaves])
         for leaf in leaves:
             mark_output(leaf, frame.invocation)
             if self.save_output is False:
@@ -241,12 +240,16 @@ class Region:
         return record.output_nest.rebuild([_replayed(leaf, leaves) for leaf in outputs])
 
 
-def _output_leaf(record: CallRecord, leaf: Tensor) -> OutputLeaf:
-    handle = marked_with(leaf)
-    if handle is not None:
-        for position, made in enumerate(record.inputs):
-            if made.handle is not None and made.handle() is handle:
-                return OutputLeaf(None, position, False)
+def _worked_on(leaf: Tensor) -> Tensor:
+    """Return the copy that a region works on instead of its input, or the input itself."""
+    mark = mark_of(leaf)
+    return leaf if mark is None or mark.copied is None else mark.copied
+
+
+def _output_leaf(record: CallRecord, leaf: Tensor, marks: list[Mark]) -> OutputLeaf:
+    mark = mark_of(leaf)
+    if mark is not None and mark in marks:
+        return OutputLeaf(None, mark.position, False)
     return OutputLeaf(leaf.data if record.saved else None, None, leaf._requires_grad)
 
 

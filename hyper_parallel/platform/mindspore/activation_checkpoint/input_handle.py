@@ -59,9 +59,13 @@ _mark = _MarkKey()
 
 
 class Mark:
-    """Lets a handle stand in for a tensor, and for its copy if there is one, in what operators save, until it ends."""
+    """Lets a handle stand in for a tensor, and for its copy if there is one, in what operators save, until it ends.
 
-    __slots__ = ("before", "copied", "handle", "tensor", "versions")
+    The tensor's user data is the mark, not the handle: operators copy user data into what they remember about an input, and
+    would keep the handle, and with it the recomputed input, although they do not need it.
+    """
+
+    __slots__ = ("before", "copied", "handle", "position", "tensor", "versions")
 
     def __init__(self, tensor: Tensor, before: Any, handle: InputHandle, copied: Tensor | None) -> None:
         """Begin.
@@ -75,17 +79,19 @@ class Mark:
         self.tensor = tensor
         self.before = before
         self.handle = handle
+        self.position = handle.position
         self.copied = copied
-        tensor._set_user_data(_mark.name, handle)
+        tensor._set_user_data(_key.name, self)
         if copied is not None:
-            copied._set_user_data(_mark.name, handle)
+            copied._set_user_data(_key.name, self)
         self.versions = self._versions()
 
     def end(self) -> None:
-        """Give the tensor the mark that it had before."""
-        self.tensor._set_user_data(_mark.name, self.before)
+        """Give the tensor the mark that it had before, and let everything go."""
+        self.tensor._set_user_data(_key.name, self.before)
         if self.copied is not None:
-            self.copied._set_user_data(_mark.name, None)
+            self.copied._set_user_data(_key.name, None)
+        self.tensor = self.before = self.handle = self.copied = None
 
     def changed(self) -> bool:
         """Return whether the tensor, or its copy, has been changed in place."""
@@ -95,25 +101,26 @@ class Mark:
         return self.tensor._version if self.copied is None else (self.tensor._version, self.copied._version)
 
 
-def marked_with(tensor: Tensor) -> Any:
-    """Return the handle that stands in for `tensor`, or None."""
-    return tensor._get_user_data(_mark.name)
+class _Key(threading.local):
+    """The key of this thread's marks: a tensor that several threads use at once has a mark for each."""
+
+    def __init__(self) -> None:
+        self.name = f"hyper_parallel_recomputed_input_{threading.get_ident()}"
 
 
-def marked_copy(tensor: Tensor, marks: list[Mark]) -> Tensor:
-    """Return the copy that the region works on instead of `tensor`, or `tensor` itself."""
-    handle = marked_with(tensor)
-    for made in marks:
-        if made.handle is handle and made.copied is not None:
-            return made.copied
-    return tensor
+_key = _Key()
+
+
+def mark_of(tensor: Tensor) -> Mark | None:
+    """Return the mark that `tensor` has on this thread."""
+    return tensor._get_user_data(_key.name)
 
 
 def pack(tensor: Tensor) -> Any:
     """Save a marked tensor as its handle, any other as its data."""
-    handle = tensor._get_user_data(_mark.name)
-    if type(handle) is InputHandle:
-        return handle
+    mark = tensor._get_user_data(_key.name)
+    if type(mark) is Mark and mark.handle is not None:
+        return mark.handle
     return tensor.data
 
 

@@ -1,0 +1,64 @@
+"""A block that takes time and does nothing: its forward, dx and dw sleep. So many ranks can be timed on few cores."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from hyper_parallel.platform.mindspore.autograd import Function
+
+
+class _WaitForward(Function):
+    """Sleeps in the forward and in dx. What it saves makes a replay necessary."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        _ = ctx.saved_tensors
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class _WaitWeight(Function):
+    """Sleeps in dw."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, seconds: float) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.seconds = seconds
+        return weight * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        _ = ctx.saved_tensors
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class WaitBlock(nn.Cell):
+    """Counts its executions.
+
+    Args:
+        name: of its one weight.
+        seconds: that the forward, dx and dw take, each.
+    """
+
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__(auto_prefix=False)
+        self.weight = Parameter(Tensor(np.zeros(1, np.float32)), name=name)
+        self.seconds = seconds
+        self.runs = 0
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Map a tensor of any shape to the same one."""
+        self.runs += 1
+        return _WaitForward.apply(x, self.seconds) + _WaitWeight.apply(self.weight, self.seconds)

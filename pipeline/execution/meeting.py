@@ -42,19 +42,19 @@ def meet(
         PipelineError: a rank is missing, has a problem, or runs another plan or version.
     """
     reporter = Reporter(plans, grid)
+    watch = Watch(world.rank, timeout, reporter)
     if world.size == 1:
         if problem:
             raise PipelineError(_problem(0, problem))
-        return Watch(0, timeout, reporter), None
+        return watch, None
+    monitor = None
+    here = [0, 0, 0, 0, 0]
     if world.rank == 0:
         address = _own_address()
         monitor = Monitor(
             address, world.size, timeout, lambda hellos: _difference(hellos, plans[0], reporter), reporter
         )
-        watch = Watch(0, timeout, reporter, monitor.here)
         here = [*map(int, address.split(".")), monitor.port]
-    else:
-        monitor, watch, here = None, Watch(world.rank, timeout, reporter), [0, 0, 0, 0, 0]
     *parts, port = communication.broadcast(world, Tensor(np.asarray(here, np.int32)), 0).asnumpy().tolist()
     watch.connect((".".join(map(str, parts)), port), _hello(plans[0], grid.pipeline_rank(world.rank), problem))
     return watch, monitor

@@ -3,7 +3,6 @@
 It speaks lines of JSON over TCP. A watch says hello once, then where its rank is; the monitor answers "go" when all are
 there and run the same plan. The first failure that it learns of goes to every rank, those that come after are dropped.
 It reads in intervals and not at every line, so that watching does not take the interpreter from the rank's own work.
-Where rank 0 is it tells the first ranks at once, the others in intervals: when rank 0 is killed, nobody can be asked.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any
 from pipeline.execution.faults import Failure, Place, Reporter
 
 INTERVAL = 0.2
-FIRST_RANKS = 8
 GONE = "the process is gone (killed, ended, or its connection was lost)"
 
 
@@ -111,21 +109,12 @@ class Monitor:
         self._members: dict[int, Member] = {}
         self._unknown: list[Member] = []
         self._failure: Failure | None = None
-        self._here = Place()
-        self._telling = threading.Lock()
         self._listener = socket.create_server((address, 0), backlog=size)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="pipeline-monitor", daemon=True)
         self._thread.start()
-
-    def here(self, place: Place) -> None:
-        """Rank 0 is somewhere else now."""
-        with self._telling:
-            self._here = place
-            for rank in range(1, min(self._size, 1 + FIRST_RANKS)):
-                self._members[rank].line.send({"here": place})
 
     def close(self) -> None:
         """Stop watching. The ranks are told, so that they do not take it for a loss."""
@@ -185,8 +174,7 @@ class Monitor:
             self._tell(failure)
         for _, failure in gone:
             self._send_all({"gone": failure.to_json()})
-        with self._telling:
-            self._send_all({"here": self._here})
+        self._send_all({"here": self._members[0].place})
 
     def _hear(self, member: Member) -> list[Failure]:
         failures = []

@@ -21,7 +21,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from pipeline.execution.faults import Failure, PipelineError, Place, Reporter
@@ -41,14 +40,10 @@ class Watch:
         rank: the world rank.
         timeout: longest time of one action, in seconds.
         reporter: describes failures.
-        moved: is told where this rank is, whenever that changes.
     """
 
-    def __init__(
-        self, rank: int, timeout: float, reporter: Reporter, moved: Callable[[Place], None] = lambda place: None
-    ) -> None:
+    def __init__(self, rank: int, timeout: float, reporter: Reporter) -> None:
         self._rank = rank
-        self._moved = moved
         self._timeout = timeout
         self._reporter = reporter
         self._place = Place()
@@ -130,7 +125,6 @@ class Watch:
         self._since = time.monotonic()
         if self._line is not None:
             self._line.send({"place": place})
-            self._moved(place)
         if self._gone is not None and place.busy:
             self._end(self._gone)
 
@@ -149,7 +143,7 @@ class Watch:
         heard = beat = time.monotonic()
         rank_0 = Place()
         while not self._stop.is_set():
-            self._stop.wait(INTERVAL)
+            self._line.wait(INTERVAL)
             now = time.monotonic()
             for message in self._line.read():
                 heard = now

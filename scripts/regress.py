@@ -1,7 +1,8 @@
 """The multi-device regression matrix: schedule x ranks x stages per rank x recompute x exclusion x split x model.
 
     python scripts/regress.py --quick                     few cases that hold every pair of values
-    python scripts/regress.py --full                      every combination on two ranks, every triple on more
+    python scripts/regress.py --full                      more of them, that hold every triple of values
+    python scripts/regress.py --every                     every combination; takes hours
     python scripts/regress.py --full --filter 'zb-v/*/chain'
     python scripts/regress.py --full --part 1/4           a quarter of them; --part 2/4 is the next one
     python scripts/regress.py --quick --baseline old.json fail on what became worse
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.bench.report import environment
 from scripts.regression import report as reports
 from scripts.regression.baseline import regressions
-from scripts.regression.cases import Case, full_cases, quick_cases
+from scripts.regression.cases import Case, all_cases, full_cases, quick_cases
 from scripts.regression.jobs import run_cases
 from scripts.regression.verdict import Verdict
 
@@ -62,9 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     strength = parser.add_mutually_exclusive_group()
     strength.add_argument("--quick", action="store_true", help="few cases that hold every pair of values (the default)")
-    strength.add_argument(
-        "--full", action="store_true", help="every combination on two ranks; on more, every triple of values"
-    )
+    strength.add_argument("--full", action="store_true", help="cases that hold every triple of values")
+    strength.add_argument("--every", action="store_true", help="every combination; takes hours")
     parser.add_argument("--filter", metavar="PATTERN", help="only cases whose name matches, as '*/p4/*/chain/*'")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="only the I-th of N equal parts")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
@@ -86,7 +86,7 @@ def _part(text: str) -> tuple[int, int]:
 
 def select(options: argparse.Namespace) -> list[Case]:
     """The cases that the command line asks for."""
-    cases = full_cases() if options.full else quick_cases()
+    cases = all_cases() if options.every else full_cases() if options.full else quick_cases()
     if options.filter:
         pattern = f"*{options.filter}*"
         cases = [case for case in cases if fnmatch.fnmatch(case.name, pattern)]
@@ -105,7 +105,8 @@ def run(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
         console.print(f"{len(verdicts):4}/{len(cases)} {outcome} {verdict.case.name} ({verdict.seconds:.1f} s)")
         for problem in verdict.problems:
             console.print(f"       {problem}", markup=False)
-    selection = f"{'full' if options.full else 'quick'}, {len(cases)} cases"
+    strength = "every combination" if options.every else "full" if options.full else "quick"
+    selection = f"{strength}, {len(cases)} cases"
     if options.filter:
         selection += f" that match {options.filter}"
     if options.part != (1, 1):

@@ -25,14 +25,13 @@ def test_quick_holds_every_pair_of_values_of_the_cases_with_its_ranks():
     assert set().union(*map(pairs, quick_cases())) == wanted
 
 
-def test_full_has_every_combination_on_two_ranks_and_every_triple_on_more():
+def test_full_holds_every_triple_of_values():
     def triples(case: Case) -> set:
         return set(itertools.combinations(enumerate(case), 3))
 
     full = full_cases()
-    assert [case for case in full if case.ranks == 2] == all_cases((2,))
     assert set().union(*map(triples, full)) == set().union(*map(triples, all_cases()))
-    assert len(set(full)) == len(full)
+    assert len(set(full)) == len(full) < len(all_cases()) / 8
 
 
 def test_quick_has_each_schedule_on_four_ranks_with_split_and_prefire_and_an_excluded_region():
@@ -66,7 +65,7 @@ def test_the_plan_of_a_case_is_valid_and_what_its_name_says(case):
 
 
 def test_list_prints_what_the_filter_leaves(capsys):
-    assert regress.main(["--full", "--list", "--filter", "1f1b/p2/*/chain/whole/experts"]) == 0
+    assert regress.main(["--every", "--list", "--filter", "1f1b/p2/*/chain/whole/experts"]) == 0
     names = capsys.readouterr().out.split()
     assert names == [f"1f1b/p2/v1/{mode}/chain/whole/experts" for mode in ("lazy", "prefire", "ahead", "last")]
 

@@ -47,6 +47,6 @@ def check_output(region: str, nest: Nest) -> None:
         if not isinstance(constant, _CONSTANTS):
             raise ValueError(
                 f"Excluded region '{region}' returned a {type(constant).__name__}; it must return tensors and "
-                "constants, alone or in tuple, list, dict, namedtuple and OrderedDict, so that a replay can return them "
-                "again."
+                "constants, alone or in tuple, list, dict, namedtuple and OrderedDict, so that a replay can return "
+                "them again."
             )

@@ -9,14 +9,10 @@ from scripts.bench import soak
 
 def samples(resident_per_step: float, **changes: list[int]) -> list[dict]:
     """Three samples, ten steps apart."""
-    steady = {**dict.fromkeys(soak.FLAT, [7, 7, 7]), "pending": [0, 0, 0], **changes}
+    steady = {**{figure: [7, 7, 7] for figure in soak.FLAT}, "pending": [0, 0, 0], **changes}
     return [
-        {
-            "step": 10 * i,
-            "resident_kib": 1000 + 10 * i * resident_per_step,
-            **{name: steady[name][i] for name in steady},
-        }
-        for i in range(3)
+        {"step": step, "resident_kib": 1000 + step * resident_per_step, **{name: steady[name][i] for name in steady}}
+        for i, step in enumerate((0, 10, 20))
     ]
 
 

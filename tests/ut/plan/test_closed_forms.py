@@ -1,6 +1,6 @@
 """The closed forms of bubble and memory that are published for the schedules, and what pre-firing gains.
 
-Each test is one form for one number of ranks p, for the numbers of micro-batches m = p..4p for which the form holds; its
+Each test is one form for one number of ranks p and the numbers of micro-batches m = p..4p for which the form holds; its
 id names the form and where it was published. The simulator and the schedules must meet them to 1e-9.
 """
 

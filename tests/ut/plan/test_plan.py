@@ -107,6 +107,8 @@ def test_a_csv_is_read_strictly_and_every_wrong_cell_is_told_with_its_place():
     [
         ("", "expected a row per rank with an action per cell, saw no action at all"),
         ("\n,,\n", "saw no action at all"),
+        ("0F0,0B0,0F99999999999\n", "expected every micro-batch up to the largest, saw 0F99999999999 among only 3"),
+        ("0F0,0B0,99999999999F0\n", "expected every stage up to the largest, saw 99999999999F0 among only 3"),
         ("0F0,0B0\n2F0,2B0\n", r"expected actions of every stage up to 2, saw none of \[1\]"),
     ],
 )

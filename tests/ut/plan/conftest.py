@@ -38,6 +38,8 @@ def _harm(plan: Plan) -> str:
                 elif not written_out and _waits(plan, action, done):
                     break
                 else:
+                    if len({(part.stage, part.micro_batch) for part in action.parts}) < len(action.parts):
+                        return f"{action} overlaps with itself"
                     for part in action.parts:
                         wrong = _run(plan, rank, part, done, written_out)
                         if wrong:

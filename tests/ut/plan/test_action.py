@@ -10,15 +10,15 @@ from pipeline.plan import Action, Kind, PlanError
 
 numbers = st.integers(0, 10**6)
 simple_kinds = st.sampled_from([kind for kind in Kind if kind is not Kind.OVERLAP_F_B])
-simple = st.one_of(
-    st.builds(Action, numbers, simple_kinds, numbers),
-    st.builds(Action, numbers, st.just(Kind.R), numbers, st.just(()), st.one_of(st.none(), st.integers(0, 99))),
-)
-pairs = st.builds(
-    Action.overlap,
-    st.builds(Action, numbers, st.just(Kind.F), numbers),
-    st.builds(Action, numbers, st.sampled_from([Kind.B, Kind.I]), numbers),
-)
+
+
+def actions(kinds, last_blocks=st.none()):
+    """Actions without parts."""
+    return st.builds(Action, numbers, kinds, numbers, st.just(()), last_blocks)
+
+
+simple = st.one_of(actions(simple_kinds), actions(st.just(Kind.R), st.integers(0, 99)))
+pairs = st.builds(Action.overlap, actions(st.just(Kind.F)), actions(st.sampled_from([Kind.B, Kind.I])))
 
 
 @pytest.mark.parametrize(

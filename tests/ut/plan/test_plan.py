@@ -55,15 +55,18 @@ def any_order_plans(draw):
     placement = draw(
         st.one_of(
             st.sampled_from([loop(3), v_shape(3), mapping([1, 0, 1]), mapping([0, 0, 1, 2, 1])]),
-            st.lists(st.integers(0, 2), min_size=3, max_size=6).map(lambda ranks: Placement(tuple(ranks), 3)),
+            st.permutations([0, 1, 2]).map(mapping),
+            st.permutations([0, 1, 2, 0, 2]).map(mapping),
         )
     )
     micro_batches = draw(st.integers(1, 6))
     starts = st.lists(st.floats(0, 30), min_size=placement.stages, max_size=placement.stages).map(tuple)
     none = (False,) * placement.stages
-    policy = Policy(draw(starts), draw(starts), draw(starts), draw(st.sampled_from([0.0, 1.0])), none, (1e9,) * 3)
-    problem = Problem(placement, micro_batches, Costs(), Memory(), [1e9] * 3)
-    return problem.to_plan(schedule(problem, policy), none, "listed", (False,) * 3)
+    policy = Policy(
+        draw(starts), draw(starts), draw(starts), draw(st.sampled_from([0.0, 1.0])), none, (1e9,) * placement.ranks
+    )
+    problem = Problem(placement, micro_batches, Costs(), Memory(), [1e9] * placement.ranks)
+    return problem.to_plan(schedule(problem, policy), none, "listed", (False,) * placement.ranks)
 
 
 def compute(plan, *without):

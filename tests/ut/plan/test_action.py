@@ -12,7 +12,10 @@ numbers = st.integers(0, 10**6)
 simple_kinds = st.sampled_from([kind for kind in Kind if kind is not Kind.OVERLAP_F_B])
 
 
-def actions(kinds, last_blocks=st.none()):
+NO_BLOCKS = st.none()
+
+
+def actions(kinds, last_blocks=NO_BLOCKS):
     """Actions without parts."""
     return st.builds(Action, numbers, kinds, numbers, st.just(()), last_blocks)
 

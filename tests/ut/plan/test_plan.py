@@ -158,8 +158,8 @@ def test_torch_and_this_project_draw_the_same_schedules():
 def test_torch_reads_a_csv_without_recompute(communicated):
     """By torch's own parser of actions, and written by it as it was."""
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules", reason="torch is not installed")
-    for schedule in SCHEDULES:
-        plan = make_plan(schedule, 3, 6)
+    for name in SCHEDULES:
+        plan = make_plan(name, 3, 6)
         text = (insert_communication(plan) if communicated else plan).to_csv()
         assert [[str(schedules._Action.from_str(cell)) for cell in row] for row in _cells(text)] == list(_cells(text))
 

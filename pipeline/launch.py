@@ -282,7 +282,7 @@ class Job:
             return Failure(
                 rank,
                 str(first.get("cause", "Error")),
-                str(first.get("message", "")),
+                str(first.get("message", "")) + self._signal_of(rank),
                 first.get("stage"),
                 first.get("action"),
                 self.log_of(rank),
@@ -368,17 +368,28 @@ class Job:
 
     def _failure_of_lost(self, worker: _Worker) -> Failure:
         log = self.log_of(worker.rank)
-        status = worker.exit_status if worker.exit_status is not None else self._status_from_msrun(worker)
+        status = self._status_of(worker)
         error = _last_error(log)
         if status is not None and status < 0:
-            name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-            return Failure(worker.rank, "killed", f"the worker was ended by {name} from outside", log=log)
+            cause = f"the worker was ended by {_signal_name(status)} from outside"
+            return Failure(worker.rank, "killed", cause, log=log)
         if error:
             return Failure(worker.rank, *error, log=log)
         how = "" if status is None else f" with exit code {status}"
         return Failure(worker.rank, "ended early", f"the worker ended{how} without saying why", log=log)
 
-    def _status_from_msrun(self, worker: _Worker) -> Optional[int]:
+    def _signal_of(self, rank: Optional[int]) -> str:
+        """Return by which signal a worker that others miss was ended, as a line to add, or nothing."""
+        worker = self._workers.get(-1 if rank is None else rank)
+        if worker is None or worker.alive():
+            return ""
+        status = self._status_of(worker)
+        return "" if status is None or status >= 0 else f"\n  rank {rank} was ended by {_signal_name(status)}"
+
+    def _status_of(self, worker: _Worker) -> Optional[int]:
+        """Return the exit status of a worker that is gone, negative for a signal; None when it cannot be known."""
+        if worker.exit_status is not None:
+            return worker.exit_status
         for match in _EXIT_LINE.finditer(_text_of(self.log_of(None))):
             if int(match.group(1)) == worker.process.pid:
                 return int(match.group(2))
@@ -391,6 +402,10 @@ class Job:
                 return Failure(None, *error, log=log)
         code = None if self._msrun is None else self._msrun.poll()
         return Failure(None, "msrun ended", f"exit code {code} before any worker finished", log=self.log_of(None))
+
+
+def _signal_name(status: int) -> str:
+    return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
 
 
 def _zombie_status(pid: int) -> Optional[int]:

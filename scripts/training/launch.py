@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from pipeline.launch import Cluster, Job, LaunchError, check_port, free_port
+from pipeline.launch import Cluster, Failure, Job, LaunchError, check_port, free_port
 from scripts.training import checkpoint, report
-from scripts.training.options import check, model_sizes, parse
+from scripts.training.options import check, model_sizes, parse, plan_of
 from scripts.training.progress import Progress
 
 __all__ = ["main"]
+
+WORKER = Path(__file__).with_name("train.py")
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -43,7 +45,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         job.start()
         succeeded = _follow(job, options)
         if not succeeded:
-            print(f"\ntraining failed: {job.failure()}", file=sys.stderr)
+            failure = job.failure()
+            print(f"\ntraining failed: {failure}{_stages_of(failure, options)}", file=sys.stderr)
             return 1
     except LaunchError as error:
         return _refuse(error)
@@ -117,7 +120,7 @@ def _prepare(options: argparse.Namespace, cluster: Cluster) -> Job:
         file.unlink()
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     report.write_json(options.out / "options.json", plain)
-    command = [str(Path(__file__).with_name("train.py")), str(options.out / "options.json")]
+    command = [str(WORKER), str(options.out / "options.json")]
     return Job(command, cluster, options.out / "logs", _environment())
 
 
@@ -135,6 +138,13 @@ def _follow(job: Job, options: argparse.Namespace) -> bool:
             if outcome is not None:
                 return outcome
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _stages_of(failure: Failure, options: argparse.Namespace) -> str:
+    """Return which stages the failed rank holds, when the failure itself does not say where it was."""
+    if failure.rank is None or failure.stage is not None:
+        return ""
+    return f"; rank {failure.rank} runs stage {', '.join(map(str, plan_of(options).placement.stages_of(failure.rank)))}"
 
 
 def _report(options: argparse.Namespace) -> None:

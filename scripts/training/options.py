@@ -174,6 +174,13 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--master-addr", default="127.0.0.1", help="address of machine 0")
     where.add_argument("--port", type=int, default=0, help="TCP port on machine 0; 0 takes a free one")
     where.add_argument("--start-time-out", type=int, default=120, metavar="S", help="seconds for all workers to appear")
+    where.add_argument(
+        "--time-out",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds after which a hanging worker ends the job",
+    )
     return parser
 
 

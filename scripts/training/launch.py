@@ -70,6 +70,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _check_environment() -> None:
     """See that MindSpore and the device are there. Imported here, so that a wrong MindSpore is told like the rest."""
+    os.environ.setdefault("GLOG_v", "3")  # one sentence, and not MindSpore's warnings around it
     from hyper_parallel.platform.mindspore.environment import check_device, check_mindspore_version, device_target
 
     check_mindspore_version()

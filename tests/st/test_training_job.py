@@ -23,25 +23,11 @@ from scripts.training.data import Text
 from scripts.training.model import ModelShape, StageModel
 from scripts.training.options import model_sizes, parse
 from scripts.training.report import read_metrics, write_json
-from tests.st.harness import run_job
+from tests.st.harness import SMALL_JOB, run_job
 
 pytestmark = pytest.mark.st
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = [
-    "--layers",
-    "4",
-    "--width",
-    "32",
-    "--expert-width",
-    "32",
-    "--length",
-    "32",
-    "--batch",
-    "8",
-    "--micro-batches",
-    "4",
-]
 QUIET = ["--sample-bytes", "0", "--validate-every", "5"]
 FAULTY = f"""
 import sys
@@ -69,7 +55,7 @@ def ten_steps(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _command(out: Path, text: Path, *options: str, fault: str = "") -> list[str]:
-    arguments = [*SMALL, *QUIET, "--out", str(out), "--data", str(text), *options]
+    arguments = [*SMALL_JOB, *QUIET, "--out", str(out), "--data", str(text), *options]
     return [sys.executable, *(["-c", FAULTY] if fault else ["-m", "scripts.training.launch"]), *arguments]
 
 
@@ -104,7 +90,7 @@ def _left(out: Path) -> list[psutil.Process]:
 
 
 def test_gradients_equal_one_process_without_checkpointing(text: Path, tmp_path: Path) -> None:
-    options = parse([*SMALL, "--data", str(text), "--out", str(tmp_path / "out")])
+    options = parse([*SMALL_JOB, "--data", str(text), "--out", str(tmp_path / "out")])
     (tmp_path / "out").mkdir()
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     write_json(tmp_path / "options.json", plain)

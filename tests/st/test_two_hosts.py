@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from scripts.training.report import read_metrics
+from tests.st.harness import SMALL_JOB
 
 pytestmark = pytest.mark.st
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = "--layers 4 --width 32 --expert-width 32 --length 32 --batch 8 --micro-batches 4 --sample-bytes 0".split()
 PORT = 8118
 
 
@@ -49,7 +49,17 @@ class Hosts:
         """Start the job on both, two workers each."""
         for number, name in enumerate(self.names):
             where = ["--nodes", "2", "--node-rank", str(number), "--workers", "2", "--port", str(PORT)]
-            job = [*where, "--master-addr", self.addresses[0], "--out", str(self.out(number)), *SIZES, *options]
+            job = [
+                *where,
+                "--master-addr",
+                self.addresses[0],
+                "--out",
+                str(self.out(number)),
+                *SMALL_JOB,
+                "--sample-bytes",
+                "0",
+                *options,
+            ]
             command = ["ip", "netns", "exec", name, sys.executable, "-m", "scripts.training.launch", *job]
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             pipe = subprocess.PIPE

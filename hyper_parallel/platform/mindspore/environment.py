@@ -97,7 +97,8 @@ def check_device(target: str) -> str:
 
     if not ascend.is_available():
         raise RuntimeError(
-            "DEVICE_TARGET is Ascend, but MindSpore finds no NPU on this machine: unset it to use the CPU"
+            "DEVICE_TARGET is Ascend, but MindSpore finds no NPU on this machine: install the NPU's driver, CANN and "
+            "MindSpore for Ascend (GLOG_v=2 shows MindSpore's own reason), or unset DEVICE_TARGET to use the CPU"
         )
     return f"{ascend.device_count()} NPU"
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dis
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -18,6 +20,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -92,19 +95,29 @@ def private_interfaces(folder: Path = _PLATFORM) -> list[str]:
 
 
 def interface_present(dotted: str) -> bool:
-    """Whether a dotted name can be reached: its longest importable front, then attributes."""
+    """Whether a dotted name can be reached: its longest importable front, then attributes.
+
+    The last name may also be an attribute that a class's ``__init__`` gives to its instances.
+    """
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         try:
             found = importlib.import_module(".".join(parts[:length]))
         except ImportError:
             continue
-        for name in parts[length:]:
+        for position, name in enumerate(parts[length:], start=length + 1):
             if not hasattr(found, name):
-                return False
+                return position == len(parts) and name in _given_by_init(found)
             found = getattr(found, name)
         return True
     return False
+
+
+def _given_by_init(owner: Any) -> set[str]:
+    """The attributes that the ``__init__`` of a class assigns, read from its code: nothing is called."""
+    if not inspect.isclass(owner) or not inspect.isfunction(owner.__init__):
+        return set()
+    return {step.argval for step in dis.get_instructions(owner.__init__) if step.opname == "STORE_ATTR"}
 
 
 def _python() -> Check:

@@ -29,6 +29,8 @@ from typing import Any, Optional
 
 import psutil
 
+from pipeline.machines import Cluster
+
 __all__ = [
     "Cluster",
     "Failure",
@@ -52,38 +54,6 @@ _EXIT_LINE = re.compile(r"Worker process (\d+) exit with exception\. Error code:
 
 class LaunchError(RuntimeError):
     """The job cannot be started; the message says what to change."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where the workers run.
-
-    Attributes:
-        ranks: number of workers on all machines.
-        local_ranks: number of workers on this machine.
-        master_addr: address of the first machine, which also runs msrun's scheduler.
-        port: TCP port of the scheduler on the first machine.
-        node_rank: number of this machine, 0 for the first.
-        start_time_out: seconds within which all workers have to find each other.
-    """
-
-    ranks: int
-    local_ranks: int
-    master_addr: str = "127.0.0.1"
-    port: int = 0
-    node_rank: int = 0
-    start_time_out: int = 120
-
-    @property
-    def several_machines(self) -> bool:
-        """Whether other machines take part."""
-        return self.local_ranks != self.ranks
-
-    @property
-    def local_rank_numbers(self) -> range:
-        """The ranks that run on this machine."""
-        first = self.node_rank * self.local_ranks if self.several_machines else 0
-        return range(first, first + self.local_ranks)
 
 
 @dataclass(frozen=True)

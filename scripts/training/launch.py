@@ -95,15 +95,7 @@ def _check_out(options: argparse.Namespace) -> None:
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
-    port = options.port or free_port()
-    cluster = Cluster(
-        ranks=options.workers * options.nodes,
-        local_ranks=options.workers,
-        master_addr=options.master_addr,
-        port=port,
-        node_rank=options.node_rank,
-        start_time_out=options.start_time_out,
-    )
+    cluster = Cluster.from_options(options, options.port or free_port())
     if options.node_rank == 0:
         check_port(cluster.master_addr, cluster.port)
     return cluster

@@ -5,44 +5,57 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipeline.launch import find_msrun, free_port
+pytestmark = pytest.mark.st
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 STEP = re.compile(r"^step (\d+) loss ([\d.]+)$", re.MULTILINE)
 
 
-@pytest.mark.st
-def test_the_example_learns(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (tmp_path / "example.py").write_text(example)
-    (command,) = re.findall(r"^msrun (.*) example\.py$", README, re.MULTILINE)
-    msrun = find_msrun()
-    assert msrun is not None
-    path = os.pathsep.join((str(Path(msrun).parent), os.environ["PATH"]))
-    process = subprocess.Popen(
-        [msrun, *command.split(), f"--master_port={free_port()}", "--log_dir=.", "example.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "OMP_NUM_THREADS": "1", "GLOG_v": "3"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+def _launch(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as the README says."""
+    (folder / "example.py").write_text(script)
+    (command,) = re.findall(r"^python (-m pipeline launch .*)$", README, re.MULTILINE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command.split()],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
         text=True,
+        timeout=120,
+        check=False,
     )
-    try:
-        output, _ = process.communicate(timeout=120)
-    finally:
-        _end(tmp_path)
-    logs = [(tmp_path / f"worker_{rank}.log").read_text() for rank in range(2)]
-    assert process.returncode == 0, output + "".join(logs)
+    assert not _working_in(folder)
+    return done
+
+
+def _example() -> str:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    return example
+
+
+def test_the_example_learns(tmp_path: Path) -> None:
+    done = _launch(tmp_path, _example())
+    logs = [(tmp_path / "logs" / f"worker_{rank}.log").read_text() for rank in range(2)]
+    assert done.returncode == 0, done.stderr + "".join(logs)
     assert STEP.findall(logs[0]) == []
-    told = STEP.findall(logs[1])
-    assert [int(step) for step, _ in told] == list(range(20)), output + logs[1]
+    told = STEP.findall(done.stdout)
+    assert [int(step) for step, _ in told] == list(range(20)), done.stdout + logs[1]
     assert float(told[-1][1]) < 0.5 * float(told[0][1])
+
+
+def test_an_error_outside_of_a_step_is_told(tmp_path: Path) -> None:
+    script = _example().replace("for step in", 'if world.rank == 0:\n    raise KeyError("no such thing")\nfor step in')
+    done = _launch(tmp_path, script)
+    assert done.returncode == 1
+    assert "the job failed: rank 0: KeyError: 'no such thing'" in done.stderr and "worker_0.log" in done.stderr
 
 
 def test_links_and_files_exist() -> None:
@@ -50,11 +63,12 @@ def test_links_and_files_exist() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def _end(folder: Path) -> None:
-    """End what still works in a folder of ours."""
+def _working_in(folder: Path) -> list[psutil.Process]:
+    found = []
     for process in psutil.process_iter():
         try:
             if Path(process.cwd()) == folder and process.status() != psutil.STATUS_ZOMBIE:
-                process.kill()
+                found.append(process)
         except psutil.Error:
             continue
+    return found

@@ -13,6 +13,7 @@ from pipeline import cli, launch_worker
 from pipeline.commands.launch import _show
 
 ROOT = Path(launch_worker.__file__).resolve().parent.parent
+GOOD = "import sys, beside; assert sys.argv[1:] == ['a', '--b'] and __name__ == '__main__'; sys.exit(0)"
 
 
 @pytest.mark.parametrize(
@@ -32,10 +33,8 @@ def test_refusals_are_one_sentence(arguments: list[str], words: str, capfd: pyte
 @pytest.mark.parametrize(
     ("body", "code", "told"),
     [
-        ("import sys; assert sys.argv[1:] == ['a', '--b'] and __name__ == '__main__'", 0, "finished.rank1"),
-        ("raise SystemExit(0)", 0, "finished.rank1"),
+        (GOOD, 0, "finished.rank1"),
         ("raise SystemExit(3)", 1, "failure.rank1.json"),
-        ("import beside", 0, "finished.rank1"),
         ("1 / 0", 1, "failure.rank1.json"),
     ],
 )

@@ -117,9 +117,15 @@ def prepare_process(target: Optional[str] = None) -> str:
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     mindspore.set_device(target)
     if target == "CPU":
-        mindspore.set_context(runtime_num_threads=threads_per_worker(worker_environment().ranks))
+        mindspore.set_context(runtime_num_threads=_threads())
         mindspore.runtime.launch_blocking()
     return target
+
+
+def _threads() -> int:
+    """``OMP_NUM_THREADS``, which the launcher sets to a worker's share of its machine's cores; without it, that share."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) else threads_per_worker(worker_environment().ranks)
 
 
 def threads_per_worker(workers: int) -> int:

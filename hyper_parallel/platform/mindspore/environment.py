@@ -123,7 +123,7 @@ def prepare_process(target: Optional[str] = None) -> str:
 
 
 def _threads() -> int:
-    """``OMP_NUM_THREADS``, which the launcher sets to a worker's share of its machine's cores; without it, that share."""
+    """The launcher's ``OMP_NUM_THREADS``, a worker's share of its machine's cores; without it, that share."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return int(wanted) if wanted.isdigit() and int(wanted) else threads_per_worker(worker_environment().ranks)
 

@@ -47,6 +47,7 @@ JOB_MARK = "PIPELINE_JOB"
 LOG_DIR = "PIPELINE_LOG_DIR"
 
 _SECONDS_FOR_A_FAILURE_FILE = 3.0
+_SECONDS_TO_BE_GONE = 1.0
 _SECONDS_TO_END = 20.0
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)): (.*)$")
 _EXIT_LINE = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
@@ -349,8 +350,14 @@ class Job:
         return Failure(worker.rank, "ended early", f"the worker ended{how} without saying why", log=log)
 
     def _signal_of(self, rank: Optional[int]) -> str:
-        """Return by which signal a worker that others miss was ended, as a line to add, or nothing."""
+        """Return by which signal a worker that others miss was ended, as a line to add, or nothing.
+
+        Others see its connections close a moment before it is gone.
+        """
         worker = self._workers.get(-1 if rank is None else rank)
+        deadline = time.monotonic() + _SECONDS_TO_BE_GONE
+        while worker is not None and worker.alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
         if worker is None or worker.alive():
             return ""
         status = self._status_of(worker)

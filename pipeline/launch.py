@@ -304,9 +304,11 @@ class Job:
             return
         for process in children:
             try:
-                environment = process.environ()
+                environment, command = process.environ(), process.cmdline()
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
+            if self.command[0] not in command:
+                continue  # what follows the logs for msrun has a worker's environment too
             if environment.get("MS_ROLE") == "MS_WORKER" and environment.get("RANK_ID", "").isdigit():
                 rank = int(environment["RANK_ID"])
                 self._workers.setdefault(rank, _Worker(rank, process))

@@ -139,5 +139,7 @@ def test_a_worker_killed_on_one_host_ends_the_job_on_both(hosts: Hosts) -> None:
 
 
 def _is_rank(process: psutil.Process, rank: int) -> bool:
-    environment = process.environ()
-    return environment.get("MS_ROLE") == "MS_WORKER" and environment.get("RANK_ID") == str(rank)
+    """Whether a process is a worker; msrun and what follows its logs have much the same environment."""
+    environment, command = process.environ(), process.cmdline()
+    is_script = len(command) > 1 and command[1].endswith("train.py")
+    return is_script and environment.get("MS_ROLE") == "MS_WORKER" and environment.get("RANK_ID") == str(rank)

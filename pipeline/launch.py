@@ -5,6 +5,7 @@
    was killed) is noticed by its absence: it is gone, and there is no ``finished.rank<N>``.
 3. Every process of a job carries the job's mark in its environment, so that ``stop`` finds all of them, also those
    whose parent is gone. Only processes with that mark are ended.
+4. When the launcher itself is killed, msrun is interrupted by the kernel and ends its workers (``start_msrun.py``).
 
 msrun itself takes up to a minute to notice a lost worker; that is why it is watched from outside.
 """
@@ -46,6 +47,7 @@ __all__ = [
 JOB_MARK = "PIPELINE_JOB"
 LOG_DIR = "PIPELINE_LOG_DIR"
 
+_START_MSRUN = Path(__file__).with_name("start_msrun.py")
 _SECONDS_FOR_A_FAILURE_FILE = 3.0
 _SECONDS_TO_BE_GONE = 1.0
 _SECONDS_TO_END = 20.0
@@ -209,10 +211,11 @@ class Job:
             "log_dir": self.log_dir,
             "join": True,
             "cluster_time_out": cluster.start_time_out,
-            "tail_worker_log": -1,
+            "tail_worker_log": cluster.ranks,  # none: processes that follow the logs would outlive a killed msrun
         }
         if cluster.several_machines:
             options["node_rank"] = cluster.node_rank
+        flags = [f"--{name}={value}" for name, value in options.items()]
         # msrun starts the "python" that it finds on PATH.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         threads = str(max(1, (os.cpu_count() or 1) // cluster.local_ranks))
@@ -222,7 +225,7 @@ class Job:
         environment = {**defaults, **os.environ, **self.environment, **marks}
         with (self.log_dir / "msrun.log").open("wb") as log:
             self._msrun = subprocess.Popen(
-                [sys.executable, msrun, *(f"--{name}={value}" for name, value in options.items()), *self.command],
+                [sys.executable, str(_START_MSRUN), str(os.getpid()), msrun, *flags, *self.command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

@@ -28,7 +28,7 @@ from scripts.regression.cases import Case
 from scripts.workers import run_workers
 
 WORKER = Path(__file__).with_name("soak_worker.py")
-CASE = "zb-v/p4/v2/prefire/region/split/mlp"
+CASE = "zb-h1/p4/v1/prefire/region/split/mlp"
 FLAT = ("tensors", "sessions", "handles", "objects", "pending", "threads")
 
 Samples = Sequence[dict[str, Any]]

@@ -1,4 +1,7 @@
-"""A block that takes time and does nothing: its forward, dx and dw sleep. So many ranks can be timed on few cores."""
+"""A block that takes time and does nothing: its forward, dx and dw sleep. So many ranks can be timed on few cores.
+
+The waits are calibrated: each takes the time that is asked for, its few operators and the lateness of a sleep included.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,26 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from hyper_parallel.platform.mindspore.autograd import Function
+from scripts.bench.calibrated_wait import wait_until
 
 
 class _WaitForward(Function):
     """Sleeps in the forward and in dx. What it saves makes a replay necessary."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, seconds: float, end: float) -> Tensor:
         ctx.save_for_backward(x)
         ctx.seconds = seconds
-        time.sleep(seconds)
-        return x * 1.0
+        result = x * 1.0
+        wait_until(end)
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
+        end = time.perf_counter() + ctx.seconds
         _ = ctx.saved_tensors
-        time.sleep(ctx.seconds)
-        return gradient, None
+        wait_until(end)
+        return gradient, None, None
 
 
 class _WaitWeight(Function):
@@ -39,8 +45,9 @@ class _WaitWeight(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
+        end = time.perf_counter() + ctx.seconds
         _ = ctx.saved_tensors
-        time.sleep(ctx.seconds)
+        wait_until(end)
         return gradient, None
 
 
@@ -61,4 +68,6 @@ class WaitBlock(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         """Map a tensor of any shape to the same one."""
         self.runs += 1
-        return _WaitForward.apply(x, self.seconds) + _WaitWeight.apply(self.weight, self.seconds)
+        end = time.perf_counter() + self.seconds
+        weight = _WaitWeight.apply(self.weight, self.seconds)
+        return _WaitForward.apply(x, self.seconds, end) + weight

@@ -233,11 +233,16 @@ class Chunk:
 
 
 def _put_in_front(error: BaseException, name: str) -> None:
-    """Name the step in the error itself, so that its type and traceback stay what they are."""
+    """Name the step in the error itself, so that its type and traceback stay what they are.
+
+    An argument that is no text is left alone, as somebody may read it; Python 3.11 has a note for that.
+    """
     if error.args and isinstance(error.args[0], str):
         error.args = (f"{name}: {error.args[0]}", *error.args[1:])
     elif not error.args:
         error.args = (name,)
+    elif hasattr(error, "add_note"):
+        error.add_note(name)
 
 
 def _handed_on(leaf: Any) -> Any:

@@ -37,7 +37,7 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
 )
 
 Function = _Function
-"""MindSpore's base class of custom autograd functions: static `forward(ctx, ...)`, `backward(ctx, ...)`; run by `apply`."""
+"""Base class of custom autograd functions: static `forward(ctx, ...)` and `backward(ctx, ...)`, called by `apply`."""
 
 Node = Any
 """A node of the autograd graph: MindSpore's BackwardNode, or the `_Function` object of a custom function."""

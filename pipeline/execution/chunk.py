@@ -66,7 +66,7 @@ class Chunk:
     Args:
         stage: index of the stage; names the chunk in errors.
         micro_batch: index of the micro-batch; names the chunk in errors.
-        weights: the parameters that get gradients; those that need none are passed over.
+        weights: the parameters that get gradients; those that need none are passed over, one given twice counts once.
         retention: one object for all chunks of a stage. With it `held_bytes` knows what operators outside of
             checkpointed blocks save; without it they are not counted.
     """
@@ -76,7 +76,7 @@ class Chunk:
     ) -> None:
         self.stage = stage
         self.micro_batch = micro_batch
-        self._weights = tuple(weights)
+        self._weights = tuple({id(weight): weight for weight in weights}.values())
         self._state = ChunkState.NEW
         self._lock = threading.RLock()
         self._session = RecomputeSession(stage, micro_batch)

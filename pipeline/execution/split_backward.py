@@ -21,6 +21,7 @@ The split is exact and computes nothing twice:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
@@ -101,47 +102,59 @@ class _Path(NamedTuple):
 class _Arrived:
     """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle."""
 
-    def __init__(self) -> None:
+    def __init__(self, to_weights: Sequence[int]) -> None:
+        self._to_weights = to_weights
         self.grads: Gradients | None = None
         self.passed_on: Gradients = ()
 
     def before(self, grads: Gradients) -> Gradients | None:
+        """In dx note what arrives; in dw give it again (rule 8)."""
         if self.grads is None:
             self.grads = tuple(grads)
             return None
         return self.grads
 
     def after(self, passed_on: Gradients, _: Gradients) -> None:
-        self.passed_on = self.passed_on or tuple(passed_on)
+        """In dx keep what goes to weights, and of the rest nothing."""
+        self.passed_on = tuple(passed_on[at] for at in self._to_weights)
 
 
 class _Branch:
     """An operator where weights leave the input path."""
 
     def __init__(self, path: _Path, key: int) -> None:
-        self.node = path.nodes[key]
-        self.weight_edges = [(at, path.nodes[child], index) for at, child, index in path.edges_off(key)]
-        self.arrived = _Arrived()
-        self.hooks = (
-            autograd.before_node(self.node, self.arrived.before),
-            autograd.after_node(self.node, self.arrived.after),
-        )
+        self._node = path.nodes[key]
+        edges = path.edges_off(key)
+        self._behind = [(path.nodes[child], index) for _, child, index in edges]
+        self._arrived = _Arrived([at for at, _, _ in edges])
+        self._hooks = [
+            autograd.before_node(self._node, self._arrived.before),
+            autograd.after_node(self._node, self._arrived.after),
+        ]
 
     def starts(self) -> list[_Start]:
-        """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs."""
-        if self.arrived.grads is None:
+        """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs.
+
+        What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
+        """
+        if self._arrived.grads is None:
+            self.release()
             return []
-        passed_on = self.arrived.passed_on
-        behind = [_Start(autograd.edge(node, index), node, passed_on[at]) for at, node, index in self.weight_edges]
-        given = [start for start in behind if start.grad is not None]
-        if len(given) == len(behind) or autograd.is_custom_function(self.node):
+        pairs = zip(self._behind, self._arrived.passed_on)
+        given = [_Start(autograd.edge(node, index), node, grad) for (node, index), grad in pairs if grad is not None]
+        if len(given) == len(self._behind) or autograd.is_custom_function(self._node):
+            self.release()
             return given
-        grads = enumerate(self.arrived.grads)
-        return [_Start(autograd.edge(self.node, index), self.node, grad) for index, grad in grads if grad is not None]
+        self._hooks.pop().remove()
+        self._arrived.passed_on = ()
+        grads = enumerate(self._arrived.grads)
+        return [_Start(autograd.edge(self._node, index), self._node, grad) for index, grad in grads if grad is not None]
 
     def release(self) -> None:
-        for hook in self.hooks:
+        """Let go of the operator, with what it saved, and of its gradients."""
+        for hook in self._hooks:
             hook.remove()
+        self._hooks, self._node, self._behind, self._arrived = [], None, [], None
 
 
 class SplitBackward:
@@ -156,7 +169,9 @@ class SplitBackward:
     def __init__(self, outputs: Any, inputs: Sequence[Tensor], weights: Sequence[Parameter]) -> None:
         self._inputs = tuple(inputs)
         self._weights = tuple(weights)
-        self._trained = tuple(weight for weight in weights if autograd.requires_grad(weight))
+        self._trained = tuple(
+            {id(weight): weight for weight in self._weights if autograd.requires_grad(weight)}.values()
+        )
         self._outputs: Any = map_leaves(_output, outputs)
         self._starts: list[_Start] = []
         self._early: dict[int, Tensor | None] = {}
@@ -317,16 +332,13 @@ class GradFunction:
             ValueError: a gradient does not fit its output.
             RuntimeError: the gradients have been asked for before.
         """
-        self._expect("compute_input_grad or a full call", "nothing more")
-        with self._session.reading(retain=False):
+        with self._step("compute_input_grad or a full call", "nothing more"):
             input_grads, weight_grads = self._split.full(self._split.ones() if sens is None else sens)
-        self._session.clear()
         return self._placed(input_grads), self._added(weight_grads)
 
     def compute_input_grad(self, sens: Any = None) -> Any:
         """Gradients of the inputs only. Arguments and errors as in the full call."""
-        self._expect("compute_input_grad or a full call", "compute_weight_grad")
-        with self._session.reading(retain=True):
+        with self._step("compute_input_grad or a full call", "compute_weight_grad"):
             return self._placed(self._split.inputs(self._split.ones() if sens is None else sens))
 
     def compute_weight_grad(self, keep_graph: bool = False) -> Gradients:
@@ -335,24 +347,31 @@ class GradFunction:
         Args:
             keep_graph: whether they may be asked for again.
         """
-        self._expect("compute_weight_grad", "compute_weight_grad" if keep_graph else "nothing more")
-        with self._session.reading(retain=keep_graph):
+        with self._step("compute_weight_grad", "compute_weight_grad" if keep_graph else "nothing more"):
             grads = self._split.weights(keep_graph)
-        if not keep_graph:
-            self._session.clear()
         return self._added(grads)
 
-    def _expect(self, step: str, following: str) -> None:
+    @contextlib.contextmanager
+    def _step(self, step: str, following: str) -> Iterator[None]:
+        """Run a step in its turn; after the last one, or one that fails, everything is let go."""
         if self._next != step:
             raise RuntimeError(f"{step} was asked for, but {self._next} comes next; run the forward again.")
-        self._next = following
+        self._next = "nothing more"
+        try:
+            with self._session.reading(retain=following != "nothing more"):
+                yield
+            self._next = following
+        finally:
+            if self._next == "nothing more":
+                self._split.release()
+                self._session.clear()
 
     def _placed(self, grads: Gradients) -> Any:
         found = iter(grads)
         return map_leaves(lambda wanted: next(found) if wanted else None, self._places)
 
     def _added(self, grads: Gradients) -> Gradients:
-        for weight, grad in zip(self._weights, grads):
+        for weight, grad in {id(weight): (weight, grad) for weight, grad in zip(self._weights, grads)}.values():
             if grad is not None:
                 autograd.add_gradient(weight, grad)
         return grads
@@ -378,7 +397,7 @@ def forward_and_gradfn(
         kwargs: keyword arguments of `fn`; they get no gradients.
 
     Errors:
-        ValueError: there is no input at `grad_position`.
+        ValueError: there is no input at `grad_position`, or `has_aux` and `fn` returns one output only.
     """
     positions = range(len(inputs)) if grad_position == -1 else grad_position
     wanted = (positions,) if isinstance(positions, int) else tuple(positions)
@@ -386,12 +405,18 @@ def forward_and_gradfn(
         raise ValueError(f"grad_position is {grad_position}, but there are {len(inputs)} inputs, counted from 0.")
     if weights is None:
         weights = fn.trainable_params() if isinstance(fn, Cell) else ()
+    weights = tuple(weights)
     own = [map_leaves(_own, value) if position in wanted else value for position, value in enumerate(inputs)]
     places = tuple(map_leaves(_is_differentiable, own[position]) for position in wanted)
     input_leaves = [leaf for position in wanted for leaf in leaves(own[position]) if _is_differentiable(leaf)]
     session = RecomputeSession("forward_and_gradfn")
     with session.collecting(), autograd.recording():
         outputs = fn(*own, **kwargs)
+    if has_aux and not (isinstance(outputs, (tuple, list)) and outputs):
+        raise ValueError(
+            f"has_aux says that fn returns an output and more, in a tuple, but it returned a {type(outputs).__name__}; "
+            "return both, or leave has_aux out."
+        )
     split = SplitBackward(outputs[0] if has_aux else outputs, input_leaves, weights)
     result = map_leaves(lambda leaf: autograd.detached(leaf) if isinstance(leaf, Tensor) else leaf, outputs)
     return result, GradFunction(split, session, weights, places[0] if isinstance(positions, int) else places)

@@ -9,14 +9,15 @@ The split is exact and computes nothing twice:
    engine run, and a weight that is used twice gets its parts added by the engine.
 3. Some operators (layer norm, a user's own function) compute the gradients of their weights together with that of their
    input. dx keeps these; dw starts behind the branch, and such an operator runs once.
-4. After dx every edge along the input path is cut. From a branch dw therefore goes to weights only, although another
+4. In a recompute session dx keeps the tensors that a branch reads, for dw, and drops the others as it reads them.
+5. After dx every edge along the input path is cut. From a branch dw therefore goes to weights only, although another
    branch may lie below it (`h = w(x); v(h) + w(v(h))`), and the operators between branches are freed with all that they
    saved: what is alive between dx and dw is what dw reads.
-5. An output off the input path (`aux ** 2`) waits for dw with the gradient that it was given.
-6. Without an input that needs a gradient there is no path: dx does nothing, dw is the full backward.
-7. A custom function cannot be held once its edge is cut, so dw cannot start at one. A weight that is reached from a
+6. An output off the input path (`aux ** 2`) waits for dw with the gradient that it was given.
+7. Without an input that needs a gradient there is no path: dx does nothing, dw is the full backward.
+8. A custom function cannot be held once its edge is cut, so dw cannot start at one. A weight that is reached from a
    custom function's branch through another custom function gets its gradient in dx, as an input does; dw hands it out.
-8. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
+9. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mindspore import Parameter, Tensor, ops
 from mindspore.nn import Cell
 
 from hyper_parallel.platform.mindspore import autograd
+from hyper_parallel.platform.mindspore.retention import retain_reads
 from pipeline.execution.nest import leaves, leaves_like, map_leaves
 from pipeline.execution.retention import RecomputeSession
 
@@ -84,7 +86,7 @@ class _Path(NamedTuple):
         return [edge for edge in self.edges[key] if edge[1] in self.to_weight and edge[1] not in self.to_input]
 
     def unholdable(self) -> list[int]:
-        """Rule 7: the custom functions off the path that only a custom function on it holds."""
+        """Rule 8: the custom functions off the path that only a custom function on it holds."""
         custom = {key for key, node in self.nodes.items() if autograd.is_custom_function(node)}
         branches = custom & self.to_input
         return [child for key in branches for _, child, _ in self.edges_off(key) if child in custom]
@@ -108,15 +110,17 @@ class _Arrived:
         self.passed_on: Gradients = ()
 
     def before(self, grads: Gradients) -> Gradients | None:
-        """In dx note what arrives; in dw give it again (rule 8)."""
+        """In dx note what arrives; in dw give it again (rule 9)."""
         if self.grads is None:
             self.grads = tuple(grads)
+            retain_reads(True)
             return None
         return self.grads
 
     def after(self, passed_on: Gradients, _: Gradients) -> None:
         """In dx keep what goes to weights, and of the rest nothing."""
         self.passed_on = tuple(passed_on[at] for at in self._to_weights)
+        retain_reads(False)
 
 
 class _Branch:
@@ -198,6 +202,7 @@ class SplitBackward:
         given = self._given(output_grads)
         path, early = self._path([start.node for start in given])
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
+        retain_reads(False)
         self._branches = [_Branch(path, key) for key in path.nodes if key in path.to_input and path.edges_off(key)]
         grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
         _cut_input_path(path)
@@ -239,7 +244,7 @@ class SplitBackward:
         self._outputs, self._starts, self._branches, self._early, self._inputs = None, [], [], {}, ()
 
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:
-        """The input path, and the weights that rule 7 makes inputs of it."""
+        """The input path, and the weights that rule 8 makes inputs of it."""
         early: list[Parameter] = []
         while True:
             late = [weight for weight in self._trained if all(weight is not other for other in early)]
@@ -300,7 +305,7 @@ def _explore(roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: 
 
 
 def _cut_input_path(path: _Path) -> None:
-    """Rule 4. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
+    """Rule 5. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
     for key in path.nodes:
         for at, _, _ in path.edges_along(key):
             autograd.cut_edge(path.nodes[key], at)

@@ -1,4 +1,4 @@
-"""The models of the split and retention benches: plain layers, residual MLP blocks, a transformer block."""
+"""The models of the split bench: plain layers, residual MLP blocks with and without a norm, transformer blocks."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RmsNorm(nn.Cell):
 
 
 class MlpBlock(nn.Cell):
-    """x + W2 relu(W1 rmsnorm(x)), four times as wide inside. x: [tokens, width]."""
+    """x + W2 relu(W1 norm(x)), four times as wide inside; the norm only where asked for. x: [tokens, width]."""
 
-    def __init__(self, rng: np.random.Generator, width: int) -> None:
+    def __init__(self, rng: np.random.Generator, width: int, normed: bool = False) -> None:
         super().__init__()
-        self.norm = RmsNorm(width)
+        self.norm = RmsNorm(width) if normed else nn.Identity()
         self.up = linear(rng, width, 4 * width)
         self.down = linear(rng, 4 * width, width)
 
@@ -92,14 +92,20 @@ def model(case: str, wrapper: Wrapper) -> tuple[Stack, tuple[int, ...]]:
     Raises:
         KeyError: there is no such case.
     """
+    make, count, shape = _MODELS[case]
     rng = np.random.default_rng(0)
-    blocks, shape = {
-        "layers-1024": lambda: ([linear(rng, 1024, 1024) for _ in range(6)], (1024, 1024)),
-        "mlp-256": lambda: ([MlpBlock(rng, 256) for _ in range(8)], (256, 256)),
-        "mlp-1024": lambda: ([MlpBlock(rng, 1024) for _ in range(8)], (256, 1024)),
-        "transformer": lambda: ([TransformerBlock(rng, 768, 12)], (512, 768)),
-    }[case]()
-    return Stack(blocks, wrapper), shape
+    return Stack([make(rng, shape[1]) for _ in range(count)], wrapper), shape
 
 
-CASES = ("layers-1024", "mlp-256", "mlp-1024", "transformer")
+_MODELS: dict[str, tuple[Callable[..., nn.Cell], int, tuple[int, int]]] = {
+    "layers-1024": (lambda rng, width: linear(rng, width, width), 6, (1024, 1024)),
+    "mlp-256": (MlpBlock, 8, (256, 256)),
+    "mlp-1024": (MlpBlock, 8, (256, 1024)),
+    "mlp-norm-256": (lambda rng, width: MlpBlock(rng, width, normed=True), 8, (256, 256)),
+    "mlp-norm-1024": (lambda rng, width: MlpBlock(rng, width, normed=True), 8, (256, 1024)),
+    "transformer-768": (lambda rng, width: TransformerBlock(rng, width, 12), 1, (512, 768)),
+    "transformer-2048": (lambda rng, width: TransformerBlock(rng, width, 16), 1, (128, 2048)),
+}
+"""Per case: what makes a block of a width, how many there are, the shape of the input (tokens, width)."""
+
+CASES = tuple(_MODELS)

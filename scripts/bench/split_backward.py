@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = args.case or CASES
     times = [row for case in cases for row in time_rows(case, args.rounds)]
     report.show_table("Split backward against the whole one", times, TIMES)
-    memory = memory_rows("transformer", args.held) if "transformer" in cases else []
+    memory = [row for case in cases if case.startswith("transformer") for row in memory_rows(case, args.held)]
     if memory:
         report.show_table("Alive between dx and dw, MiB per micro-batch", memory, MEMORY)
     if args.json:

@@ -9,7 +9,8 @@ def get_platform() -> ModuleType:
     """Return the platform: a module with `checkpoint` and the functions that open, fire and clear recompute sessions.
 
     Returns:
-        The MindSpore platform, `hyper_parallel.platform.mindspore.platform`. MindSpore is imported by the first call only.
+        The MindSpore platform, `hyper_parallel.platform.mindspore.platform`. MindSpore is imported by the first call
+        only.
     """
     from hyper_parallel.platform.mindspore import platform
 

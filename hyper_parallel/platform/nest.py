@@ -1,4 +1,4 @@
-"""Nests of tensors: tuple, list, dict, namedtuple and OrderedDict, taken apart and put together again, types preserved."""
+"""Nests of tensors: tuple, list, dict, namedtuple and OrderedDict, taken apart and put together, types preserved."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@
    and knows the invocations of the blocks called inside it. Nothing else refers to the records, so they die with it.
 2. A frame says what the current thread is doing for which invocation. Frames nest through a ContextVar: two threads, or
    two replays of one block, never see each other's frame, and every replay reads the records from the start.
-3. Cached outputs live as long as a session retains the invocation. Without one they are released after the first replay.
-4. A replay is satisfied, and may stop, when it has made the last tensor that an operator still waits for: the last placeholder
-   of the block's own operators, and the last input that an excluded region defers.
+3. Cached outputs live as long as a session retains the invocation. Without one they are released after the first
+   replay.
+4. A replay is satisfied, and may stop, when it has made the last tensor that an operator still waits for: the last
+   placeholder of the block's own operators, and the last input that an excluded region defers.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ class ReplayFrame(Frame):
         Args:
             invocation: What is replayed.
             key: What the recomputed tensors are kept under.
-            handle: Binds recomputed inputs: `handle.bind(input_handle, tensor, key)`. None in a replay of an outer block,
-                which only passes through the inner one.
+            handle: Binds recomputed inputs: `handle.bind(input_handle, tensor, key)`. None in a replay of an outer
+                block, which only passes through the inner one.
             needed: How many saved tensors the replay has to make before it may stop.
         """
         super().__init__(Phase.REPLAY, invocation, handle)
@@ -164,7 +165,7 @@ class ReplayFrame(Frame):
             self.pending.remove(stand_in)
 
     def learn(self, needed: bool) -> bool:
-        """Tell the regions that find out by themselves whether their outputs were needed; return whether there are any."""
+        """Tell regions that find out by themselves whether their outputs were needed; return whether there are any."""
         regions = [stand_in.record.region for stand_in in self.stand_ins if stand_in.record.region.finds_out]
         for region in regions:
             region.learn(needed)
@@ -210,7 +211,7 @@ class ReplayFrame(Frame):
         return children[position]
 
     def check_complete(self, saved: int) -> None:
-        """Raise if a replay that ran to its end made fewer calls of excluded regions, or saved another number of tensors.
+        """Raise if a replay that ran to its end made fewer calls of excluded regions, or saved other tensors.
 
         Args:
             saved: How many tensors the forward saved.
@@ -224,8 +225,8 @@ class ReplayFrame(Frame):
             )
         if self.made != saved:
             raise ReplayMismatchError(
-                f"The replay of block '{self.invocation.block}' saved {self.made} tensors, but the forward saved {saved}; "
-                "make the block run the same operators in its replay as in its forward."
+                f"The replay of block '{self.invocation.block}' saved {self.made} tensors, but the forward saved "
+                f"{saved}; make the block run the same operators in its replay as in its forward."
             )
 
 

@@ -70,8 +70,8 @@ def _milliseconds(step: Callable[[], Any]) -> float:
     return took
 
 
-def measure_times(stage: Stage, prefired: bool, rounds: int) -> Row:
-    """Medians of the times, and of the ratios of each round."""
+def measure_times(stage: Stage, prefired: bool, rounds: int, seconds: float) -> Row:
+    """Medians of the times, and of the ratios of each round, over `rounds` rounds and `seconds` at least."""
 
     def whole() -> float:
         chunk = stage.chunk(prefired)
@@ -81,25 +81,27 @@ def measure_times(stage: Stage, prefired: bool, rounds: int) -> Row:
         chunk = stage.chunk(prefired)
         return _milliseconds(lambda: chunk.backward_input(stage.grad)), _milliseconds(chunk.backward_weight)
 
-    found = []
-    for turn in range(rounds + 2):
-        if turn % 2:
+    found: list[tuple[float, ...]] = []
+    end = time.perf_counter() + seconds
+    while len(found) < rounds + 2 or time.perf_counter() < end:
+        if len(found) % 2:
             full, (dx, dw) = whole(), split()
         else:
             (dx, dw), full = split(), whole()
         found.append((full, dx, dw, (dx + dw) / full, dx / full))
     # The first two rounds fill the memory pool.
     full, dx, dw, sum_ratio, dx_ratio = (statistics.median(column) for column in zip(*found[2:]))
-    return {"full_ms": full, "dx_ms": dx, "dw_ms": dw, "sum_ratio": round(sum_ratio, 3), "dx_ratio": round(dx_ratio, 3)}
+    ratios = {"sum_ratio": round(sum_ratio, 3), "dx_ratio": round(dx_ratio, 3)}
+    return {"full_ms": full, "dx_ms": dx, "dw_ms": dw, **ratios, "rounds": len(found) - 2}
 
 
-def time_rows(case: str, rounds: int) -> list[Row]:
+def time_rows(case: str, *enough: float) -> list[Row]:
     """The rows of one case: no checkpoint, replay inside, replay before."""
     stage = Stage(case, checkpointed=False)
-    rows = [{"case": case, "replay": "none", **measure_times(stage, False, rounds)}]
+    rows = [{"case": case, "replay": "none", **measure_times(stage, False, *enough)}]
     stage = Stage(case, checkpointed=True)
     for replay in ("inside", "before"):
-        rows.append({"case": case, "replay": replay, **measure_times(stage, replay == "before", rounds)})
+        rows.append({"case": case, "replay": replay, **measure_times(stage, replay == "before", *enough)})
     return rows
 
 
@@ -150,18 +152,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results and environment to FILE")
     parser.add_argument("--case", action="append", choices=CASES, help="only this case (may be given several times)")
-    parser.add_argument("--rounds", type=int, default=15, help="whole and split backwards per figure (default 15)")
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="whole and split backwards per figure at least (default 9)"
+    )
+    parser.add_argument("--seconds", type=float, default=4, help="time for each line of the table at least (default 4)")
     parser.add_argument("--held", type=int, default=4, help="micro-batches alive for the memory (default 4)")
     args = parser.parse_args(arguments)
     prepare_process()
     cases = args.case or CASES
-    times = [row for case in cases for row in time_rows(case, args.rounds)]
+    times = [row for case in cases for row in time_rows(case, args.rounds, args.seconds)]
     report.show_table("Split backward against the whole one", times, TIMES)
     memory = [row for case in cases if case.startswith("transformer") for row in memory_rows(case, args.held)]
     if memory:
         report.show_table("Alive between dx and dw, MiB per micro-batch", memory, MEMORY)
     if args.json:
-        report.write_json(args.json, times, memory=memory, rounds=args.rounds, held=args.held)
+        report.write_json(args.json, times, memory=memory, held=args.held)
     return 0
 
 

@@ -19,12 +19,12 @@ from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
-from hyper_parallel.platform.mindspore.memory import MIB, MemoryMeter, memory_meter
 from mindspore import Tensor
 from rich.console import Console
 from rich.progress import track
 
 from hyper_parallel.core.activation_checkpoint import checkpoint_exclude_wrapper, checkpoint_wrapper
+from hyper_parallel.platform.mindspore.memory import MIB, MemoryMeter, memory_meter
 from pipeline.execution.chunk import Chunk
 from scripts.training.model import ModelShape, StageModel
 

@@ -62,7 +62,8 @@ def random_route(draw: random.Random, outputs: int, uses_random_state: bool) -> 
     for position, number in enumerate(turns):
         name, argument = ways[number].pop(0)
         following = turns[position + 1] if position + 1 < len(turns) else number
-        beside = following != number and name == "recompute" and not uses_random_state and draw.random() < 0.5
+        alone = uses_random_state or (steps and steps[-1].beside)
+        beside = following != number and name == "recompute" and not alone and draw.random() < 0.5
         steps.append(Step(number, name, argument, draw.randrange(2), beside))
     given = tuple(tuple(draw.random() < 0.8 for _ in range(outputs)) for _ in ways)
     return Route(tuple(steps), given, draw.random() < 0.5)

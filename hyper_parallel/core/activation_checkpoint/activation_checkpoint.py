@@ -16,7 +16,8 @@ def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Args:
         fn: A Cell or a function: the checkpointed block.
-        args: Its arguments: tensors, or any nest of tuple, list, dict, namedtuple and OrderedDict of them, and constants.
+        args: Its arguments: tensors, or any nest of tuple, list, dict, namedtuple and OrderedDict of them, and
+            constants.
         kwargs: Its keyword arguments.
 
     Returns:
@@ -32,8 +33,8 @@ def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def checkpoint_wrapper(cell_or_fn: Wrapped) -> Wrapped:
     """Return `cell_or_fn` as a checkpointed block: every call of it goes through `checkpoint`.
 
-    A wrapped Cell shares parameters, sub-cells, attributes and parameter names with the Cell that was given, which stays as
-    it was; checkpoint files of one load into the other.
+    A wrapped Cell shares parameters, sub-cells, attributes and parameter names with the Cell that was given, which
+    stays as it was; checkpoint files of one load into the other.
 
     Args:
         cell_or_fn: A Cell or a function.
@@ -49,16 +50,16 @@ def checkpoint_exclude_wrapper(
 ) -> Wrapped:
     """Return `cell_or_fn` as an excluded region: inside a checkpointed block it runs once, a replay skips it.
 
-    Outside of a checkpointed block the result behaves as `cell_or_fn` does. A wrapped Cell shares parameters, sub-cells,
-    attributes and parameter names with the Cell that was given.
+    Outside of a checkpointed block the result behaves as `cell_or_fn` does. A wrapped Cell shares parameters,
+    sub-cells, attributes and parameter names with the Cell that was given.
 
     Args:
         cell_or_fn: A Cell or a function.
-        save_output: True keeps the output for the replay. False keeps nothing: right for a region whose output goes whole, as
-            one argument, into another excluded region, and an error in any other use. "auto" starts with True and finds out
-            in the first replay whether False is enough.
-        keep_inputs: Whether the inputs that the region saves for its backward are kept alive as well (more memory), instead
-            of taking them from the replay.
+        save_output: True keeps the output for the replay. False keeps nothing: right for a region whose output goes
+            whole, as one argument, into another excluded region, and an error in any other use. "auto" starts with True
+            and finds out in the first replay whether False is enough.
+        keep_inputs: Whether the inputs that the region saves for its backward are kept alive as well (more memory),
+            instead of taking them from the replay.
 
     Raises:
         ValueError: If an argument is not one of the above.

@@ -40,7 +40,7 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
 )
 
 Function = _Function
-"""Base class of custom autograd functions: static `forward(ctx, ...)` and `backward(ctx, ...)`, called by `apply`."""
+"""MindSpore's base class of custom functions: static `forward(ctx, ...)`, `backward(ctx, ...)`; run by `apply`."""
 
 one_thread = threading.RLock()
 """Held while a thread runs operators, where there are several (rule 4)."""

@@ -1,15 +1,17 @@
 """MindSpore's non-reentrant recompute as the engine beneath checkpointed blocks.
 
-1. MindSpore makes one handle per call of a block. It holds a placeholder for each tensor that was saved and, per recompute key,
-   the tensors that a replay made for them. The key is the session's id, or the backward engine's where there is no session.
-2. `BlockHandle` is that handle, taught to tell the block that it is replaying, to stop when nothing more is needed, to leave
-   everything as it found it, and to release the block's call records when nobody can want them any more.
-3. The recomputed inputs of excluded regions are kept where MindSpore keeps its own recomputed tensors. So sessions, retention
-   and clearing treat them alike, and they die with the operator that saved them.
-4. MindSpore's own early stop raises inside a pack hook. That loses a tensor and the caller's random state at each replay. So it
-   is off, and a replay stops at the next operator or excluded region after the last tensor that is still waited for.
-5. A replay that raises leaves no trace: flags, graph, hooks, counters and random state are as before, and the error is the
-   block's own.
+1. MindSpore makes one handle per call of a block. It holds a placeholder for each tensor that was saved and, per
+   recompute key, the tensors that a replay made for them. The key is the session's id, or the backward engine's where
+   there is no session.
+2. `BlockHandle` is that handle, taught to tell the block that it is replaying, to stop when nothing more is needed, to
+   leave everything as it found it, and to release the block's call records when nobody can want them any more.
+3. The recomputed inputs of excluded regions are kept where MindSpore keeps its own recomputed tensors. So sessions,
+   retention and clearing treat them alike, and they die with the operator that saved them.
+4. MindSpore's own early stop raises inside a pack hook. That loses a tensor and the caller's random state at each
+   replay. So it is off, and a replay stops at the next operator or excluded region after the last tensor that is still
+   waited for.
+5. A replay that raises leaves no trace: flags, graph, hooks, counters and random state are as before, and the error is
+   the block's own.
 """
 
 from __future__ import annotations
@@ -178,8 +180,8 @@ class BlockHandle(_RecomputeHandle):
             return None
         if frame.made > len(self.placeholders):
             return ReplayMismatchError(
-                f"The replay of block '{self.invocation.block}' saved more tensors than the {len(self.placeholders)} that "
-                "the forward saved; make the block run the same operators in its replay as in its forward."
+                f"The replay of block '{self.invocation.block}' saved more tensors than the {len(self.placeholders)} "
+                "that the forward saved; make the block run the same operators in its replay as in its forward."
             )
         misused = frame.misused_stand_in(str(error))
         return None if misused is None else UnsavedOutputError(misused.region_name)
@@ -192,7 +194,7 @@ class BlockHandle(_RecomputeHandle):
 
 
 class _HandleCollector(list):
-    """Receives the one handle that a call of a block makes, before its forward, and steps aside for the blocks inside."""
+    """Receives the one handle that a call of a block makes, then steps aside for the blocks inside."""
 
     def __init__(self, started: Callable[[BlockHandle], None], outer: list | None) -> None:
         super().__init__()
@@ -212,8 +214,8 @@ def run_block(block: Callable[..., Any], started: Callable[[Any], None], tensors
 
     Args:
         block: Is called in the forward and in each replay.
-        started: Is called with MindSpore's handle before the forward. It is not called where no gradient is wanted: then the
-            call is a plain one.
+        started: Is called with MindSpore's handle before the forward. It is not called where no gradient is wanted:
+            then the call is a plain one.
         tensors: What the handle has to keep, or to have recomputed by an outer block.
     """
     token = _recompute_handle_collector.set(_HandleCollector(started, _recompute_handle_collector.get()))
@@ -224,7 +226,7 @@ def run_block(block: Callable[..., Any], started: Callable[[Any], None], tensors
 
 
 def current_recompute_key() -> Any:
-    """Return the key that this thread's recomputed tensors are kept under: the session's, else the backward engine's."""
+    """Return the key of this thread's recomputed tensors: the session's, else the backward engine's."""
     session = _recompute_session.get()
     if session is not None:
         return session.session_id

@@ -100,7 +100,7 @@ def test_reading_a_handle_that_no_replay_has_made_is_an_error_never_the_old_tens
     with recording():
         out = checkpoint(block, x, False)
         monkeypatch.setattr(BlockHandle, "recompute", lambda self, key: None)
-        with pytest.raises(RuntimeError, match="no replay of block .* has made it"):
+        with pytest.raises(RuntimeError, match=r"no replay of block .* has made it"):
             run_backward([out], [ops.ones_like(out)], [x], False)
 
 

@@ -123,7 +123,9 @@ def test_two_sessions_each_replay_the_block(program, value_and_grads, assert_sam
     assert program.runs == ["block", "region", "region", "block", "block"]
 
 
-def test_a_second_backward_over_a_kept_graph_runs_the_regions_again_and_warns_once(program, value_and_grads, assert_same):
+def test_a_second_backward_over_a_kept_graph_runs_the_regions_again_and_warns_once(
+    program, value_and_grads, assert_same
+):
     plain = program.plain(value_and_grads)
     with recording():
         out = program.forward()

@@ -46,6 +46,7 @@ def check_output(region: str, nest: Nest) -> None:
     for constant in nest.constants():
         if not isinstance(constant, _CONSTANTS):
             raise ValueError(
-                f"Excluded region '{region}' returned a {type(constant).__name__}; it must return tensors and constants, "
-                "alone or in tuple, list, dict, namedtuple and OrderedDict, so that a replay can return them again."
+                f"Excluded region '{region}' returned a {type(constant).__name__}; it must return tensors and "
+                "constants, alone or in tuple, list, dict, namedtuple and OrderedDict, so that a replay can return "
+                "them again."
             )

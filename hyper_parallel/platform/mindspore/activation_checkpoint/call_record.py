@@ -12,7 +12,7 @@ from hyper_parallel.platform.recompute_state import UnsavedOutputError
 
 
 class InputLeaf(NamedTuple):
-    """One tensor of the call's arguments: what it looked like, and the handle that stands in for it (None: it is kept)."""
+    """One tensor of the call's arguments: what it looked like, and the handle that stands in for it (None: kept)."""
 
     shape: tuple
     dtype: Any

@@ -1,19 +1,21 @@
 """Excluded regions: what a replay skips.
 
-1. In a forward the region's body runs once. A call record keeps its output, the random state that it left behind and, weakly,
-   a handle for each input: the replay will make the inputs again, so the region need not keep them.
+1. In a forward the region's body runs once. A call record keeps its output, the random state that it left behind and,
+   weakly, a handle for each input: the replay will make the inputs again, so the region need not keep them.
 2. Parameters, and outputs of excluded regions of the same invocation, are not deferred: they are alive anyway.
 3. An input that cannot carry a mark (real_tensor.py) is replaced by a copy for the time of the call.
-4. A replay takes the records in call order. It binds the handles that an operator still waits for, restores the random state,
-   and returns the cached output. The body does not run.
+4. A replay takes the records in call order. It binds the handles that an operator still waits for, restores the random
+   state, and returns the cached output. The body does not run.
 5. A replay that finds the record released runs the body again, without recording it, and warns once.
-6. An output that is not saved has a stand-in in the replay, which only another excluded region accepts, as a whole argument.
+6. An output that is not saved has a stand-in in the replay, which only another excluded region accepts, as a whole
+   argument.
 7. Outside of a checkpointed block, and inside another excluded region, the region is a plain call.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable
@@ -120,7 +122,7 @@ class Region:
         try:
             inputs = self._defer(frame, leaves, marks)
             record = CallRecord(self, keys, nests, inputs)
-            if any([made.copied is not None for made in marks]):
+            if any(made.copied is not None for made in marks):
                 args, kwargs = put_together(keys, nests, [_worked_on(leaf) for leaf in leaves])
             with deferring():
                 result = fn(*args, **kwargs)
@@ -205,18 +207,19 @@ class Region:
             if leaf is not None and (leaf.shape != made.shape or leaf.dtype != made.dtype):
                 raise ReplayMismatchError(
                     f"The replay called excluded region '{self.name}' with tensor {position} of shape {leaf.shape} and "
-                    f"dtype {leaf.dtype}, but the forward with shape {made.shape} and dtype {made.dtype}; make the block "
-                    "call it in its replay as in its forward."
+                    f"dtype {leaf.dtype}, but the forward with shape {made.shape} and dtype {made.dtype}; make the "
+                    "block call it in its replay as in its forward."
                 )
         return leaves
 
     def _raise_mismatch(self, record: CallRecord, keys: tuple, values: list) -> None:
         nests = [flatten(value, is_tensor, []) for value in values]
-        for stand_in in [constant for nest in nests for constant in nest.constants() if type(constant) is UnsavedOutput]:
-            raise UnsavedOutputError(stand_in.record.region_name)
+        for constant in itertools.chain.from_iterable(nest.constants() for nest in nests):
+            if type(constant) is UnsavedOutput:
+                raise UnsavedOutputError(constant.record.region_name)
         raise ReplayMismatchError(
-            f"The replay called excluded region '{self.name}' with arguments {describe(keys, nests)}, but the forward with "
-            f"{describe(record.keys, record.nests)}; make the block call it in its replay as in its forward."
+            f"The replay called excluded region '{self.name}' with arguments {describe(keys, nests)}, but the forward "
+            f"with {describe(record.keys, record.nests)}; make the block call it in its replay as in its forward."
         )
 
     def _run_again(self, record: CallRecord, fn: Callable[..., Any], args: tuple, kwargs: dict, leaves: list) -> Any:
@@ -224,8 +227,8 @@ class Region:
         if record.released and not self.warned:
             self.warned = True
             warnings.warn(
-                f"Excluded region '{self.name}' runs again: a second replay of its block came after its cached output had "
-                "been released. Share one recompute session between the backward passes to run it once.",
+                f"Excluded region '{self.name}' runs again: a second replay of its block came after its cached output "
+                "had been released. Share one recompute session between the backward passes to run it once.",
                 stacklevel=4,
             )
         token = current_frame.set(_EXCLUDED_FRAME)
@@ -272,8 +275,8 @@ def checkpoint_exclude_wrapper(cell_or_fn: Any, save_output: bool | str = True, 
     """Return `cell_or_fn` as an excluded region. See the public function of this name."""
     if not isinstance(save_output, bool) and save_output != "auto":
         raise ValueError(
-            f"checkpoint_exclude_wrapper: argument 'save_output' must be True, False or \"auto\", but is {save_output!r} of "
-            f"type {type(save_output).__name__}."
+            f"checkpoint_exclude_wrapper: argument 'save_output' must be True, False or \"auto\", but is "
+            f"{save_output!r} of type {type(save_output).__name__}."
         )
     if not isinstance(keep_inputs, bool):
         raise ValueError(

@@ -1,9 +1,10 @@
 """Checkpointed blocks.
 
-1. A call of a block is an invocation. It hands MindSpore's recompute a flat list of tensors, so tensors inside containers and
-   keyword arguments are dropped and recomputed like any other.
-2. In the replay of an outer block, a call of an inner one is a forward for MindSpore, but a replay for its excluded regions: they
-   have run. It reads the records of the invocation that the forward made, and binds nothing: that is the inner replay's work.
+1. A call of a block is an invocation. It hands MindSpore's recompute a flat list of tensors, so tensors inside
+   containers and keyword arguments are dropped and recomputed like any other.
+2. In the replay of an outer block, a call of an inner one is a forward for MindSpore, but a replay for its excluded
+   regions: they have run. It reads the records of the invocation that the forward made, and binds nothing: that is the
+   inner replay's work.
 3. Where no gradient is wanted, or no tensor is given, a block is a plain call.
 """
 
@@ -75,8 +76,8 @@ def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `fn`, drop its activations and recompute them in the backward pass. See the public function of this name."""
     if not callable(fn):
         raise ValueError(
-            f"checkpoint: argument 'fn' must be a Cell or a function, but is of type {type(fn).__name__}; pass what is to be "
-            "called, not its result."
+            f"checkpoint: argument 'fn' must be a Cell or a function, but is of type {type(fn).__name__}; pass what is "
+            "to be called, not its result."
         )
     return call_block(fn, name_of(fn), args, kwargs)
 

@@ -1,10 +1,10 @@
-"""Recomputed-input handles: what stands in for an excluded region's saved input until the replay makes that input again.
+"""Recomputed-input handles: what stands in for a region's saved input until the replay makes that input again.
 
-1. At a region's entry each tensor that may be deferred is marked, as user data of the tensor, with a handle. At its exit every
-   mark is what it was before.
+1. At a region's entry each tensor that may be deferred is marked, as user data of the tensor, with a handle. At its
+   exit every mark is what it was before.
 2. The pack hook reads the mark: a marked tensor is saved as its handle, any other as its data. That is all it does.
-3. A handle's tensor is kept with the recomputed tensors of the block (recompute.py, rule 3). Nothing but the operators that saved
-   a handle keeps it alive, so an input that the region does not save costs nothing.
+3. A handle's tensor is kept with the recomputed tensors of the block (recompute.py, rule 3). Nothing but the operators
+   that saved a handle keeps it alive, so an input that the region does not save costs nothing.
 4. Unpack fires the replay if need be, and returns what the replay made; never the tensor of the forward.
 """
 
@@ -48,21 +48,11 @@ class InputHandle:
         return tensor
 
 
-class _MarkKey(threading.local):
-    """The key of this thread's marks: a tensor that several threads use at once has a mark for each."""
-
-    def __init__(self) -> None:
-        self.name = f"hyper_parallel_recomputed_input_{threading.get_ident()}"
-
-
-_mark = _MarkKey()
-
-
 class Mark:
     """Lets a handle stand in for a tensor, and for its copy if there is one, in what operators save, until it ends.
 
-    The tensor's user data is the mark, not the handle: operators copy user data into what they remember about an input, and
-    would keep the handle, and with it the recomputed input, although they do not need it.
+    The tensor's user data is the mark, not the handle: operators copy user data into what they remember about an input,
+    and would keep the handle, and with it the recomputed input, although they do not need it.
     """
 
     __slots__ = ("before", "copied", "handle", "position", "tensor", "versions")

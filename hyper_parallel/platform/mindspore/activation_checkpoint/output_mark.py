@@ -1,7 +1,7 @@
 """Marks on the outputs of excluded regions, by which the same invocation knows them again.
 
-1. An output of a region is kept by its record (or, with `save_output=False`, by nobody), so a region of the same invocation that
-   gets it as an input does not defer it.
+1. An output of a region is kept by its record (or, with `save_output=False`, by nobody), so a region of the same
+   invocation that gets it as an input does not defer it.
 2. The mark holds the serial number of the invocation and no object, so it keeps nothing alive.
 """
 

@@ -2,10 +2,11 @@
 
 1. An operator that gets a view (a reshape, a slice, one piece of a split), or a tensor that a custom function returned
    unchanged, may work on a copy of it. That copy is what it saves, and the copy has no mark.
-2. Nothing on a tensor tells whether this will happen, but what made the tensor does. So it is found out once for each kind
-   of maker, by running one operator that saves the tensor.
+2. Nothing on a tensor tells whether this will happen, but what made the tensor does. So it is found out once for each
+   kind of maker, by running one operator that saves the tensor.
 3. A leaf has no maker. For it the same is found out once for each place where it is used.
-4. A real copy, made at the region's entry, can be marked. Each operator that reads the view would have made that copy anyway.
+4. A real copy, made at the region's entry, can be marked. Each operator that reads the view would have made that copy
+   anyway.
 """
 
 from __future__ import annotations

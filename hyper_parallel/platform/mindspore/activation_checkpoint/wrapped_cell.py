@@ -1,7 +1,7 @@
 """A Cell whose call is wrapped, and which is the same Cell in every other respect.
 
-The wrapped Cell has a class derived from the given Cell's own, and shares its attribute dictionary. So parameters, their names,
-sub-cells, flags, methods and indexing are the given Cell's, whichever of the two is used to change them.
+The wrapped Cell has a class derived from the given Cell's own, and shares its attribute dictionary. So parameters,
+their names, sub-cells, flags, methods and indexing are the given Cell's, whichever of the two is used to change them.
 """
 
 from __future__ import annotations

@@ -336,6 +336,16 @@ def test_every_fault_is_told_with_its_place_and_the_rest_counted():
     assert lines[-1] == "and 40 more"
 
 
+def test_a_stray_action_does_not_hide_what_is_missing():
+    plan = changed(make_plan("1f1b", 2, 3), each(replace(0, "0B2", "0B3"), delete(1, "1B1"), insert(1, 0, "0F0")))
+    assert [(fault.rank, fault.position, str(fault.action)) for fault in faults(plan)] == [
+        (0, 5, "0B3"),
+        (0, 6, "0B2"),
+        (1, 0, "0F0"),
+        (1, 6, "1B1"),
+    ]
+
+
 def test_as_many_rows_as_ranks():
     plan = make_plan("1f1b", 2, 3)
     with pytest.raises(PlanError, match=r"expected 2 rows \(the placement's ranks\), saw 1"):

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 __all__ = [
     "DEVICE_TARGETS",
@@ -119,16 +119,7 @@ def prepare_process(target: Optional[str] = None) -> str:
     if target == "CPU":
         mindspore.set_context(runtime_num_threads=_threads())
         mindspore.runtime.launch_blocking()
-        mindspore.jit(_increment)(mindspore.Tensor([1.0]))
     return target
-
-
-def _increment(x: Any) -> Any:
-    """What is compiled once: the idle threads of MindSpore's pool spin until the first compiled function has run.
-
-    They take the cores from the other workers of the machine.
-    """
-    return x + 1
 
 
 def _threads() -> int:

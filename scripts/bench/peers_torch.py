@@ -35,9 +35,8 @@ class WaitForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        end = time.perf_counter() + peer_case.BLOCK_WAIT
-        _ = ctx.saved_tensors
-        wait_until(end)
+        _ = ctx.saved_tensors  # first: it may be replayed here
+        wait_until(time.perf_counter() + peer_case.BLOCK_WAIT)
         return gradient
 
 
@@ -51,9 +50,8 @@ class WaitWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        end = time.perf_counter() + peer_case.BLOCK_WAIT
-        _ = ctx.saved_tensors
-        wait_until(end)
+        _ = ctx.saved_tensors  # first: it may be replayed here
+        wait_until(time.perf_counter() + peer_case.BLOCK_WAIT)
         return gradient
 
 

@@ -1,6 +1,6 @@
 """A block that takes time and does nothing: its forward, dx and dw sleep. So many ranks can be timed on few cores.
 
-The waits are calibrated: each takes the time that is asked for, its few operators and the lateness of a sleep included.
+The waits are calibrated: each takes the time that is asked for, the lateness of a sleep included.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ class _WaitForward(Function):
     def forward(ctx: Any, x: Tensor, seconds: float, end: float) -> Tensor:
         ctx.save_for_backward(x)
         ctx.seconds = seconds
-        result = x * 1.0
-        wait_until(end)
-        return result
+        wait_until(end)  # before the operator: a replay that has saved what is needed stops at the next one
+        return x * 1.0
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        end = time.perf_counter() + ctx.seconds
-        _ = ctx.saved_tensors
-        wait_until(end)
+        _ = ctx.saved_tensors  # first: it may be replayed here
+        wait_until(time.perf_counter() + ctx.seconds)
         return gradient, None, None
 
 
@@ -45,9 +43,8 @@ class _WaitWeight(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        end = time.perf_counter() + ctx.seconds
-        _ = ctx.saved_tensors
-        wait_until(end)
+        _ = ctx.saved_tensors  # first: it may be replayed here
+        wait_until(time.perf_counter() + ctx.seconds)
         return gradient, None
 
 

@@ -40,6 +40,7 @@ from hyper_parallel.platform.recompute_state import (
     Invocation,
     ReplayFrame,
     ReplayMismatchError,
+    StartOver,
     UnsavedOutputError,
     current_frame,
 )
@@ -57,6 +58,10 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.graph.api._pynative_executor",
     "mindspore.utils.MsDispatchMode",
 )
+
+
+ENGINE_MODULE = _RecomputeHandle.__module__
+"""Where MindSpore's own recompute lives: who counts what a step leaves behind counts the objects of this module too."""
 
 
 class _Stopper(MsDispatchMode):
@@ -142,7 +147,7 @@ class BlockHandle(_RecomputeHandle):
                 frame.check_complete(len(self.placeholders))
         except Exception as error:
             self._undo(recompute_key, frame)
-            if frame.learn(needed=True):
+            if isinstance(error, StartOver) or frame.learn_from(error):
                 return False
             explanation = self._explanation(error, frame)
             if explanation is None:
@@ -157,7 +162,7 @@ class BlockHandle(_RecomputeHandle):
             if frame.stopper is not None:
                 frame.stopper.__exit__(None, None, None)
             set_rng_state(caller_state)
-        frame.learn(needed=False)
+        frame.learn_not_needed()
         return True
 
     def _needed(self) -> int:
@@ -172,7 +177,9 @@ class BlockHandle(_RecomputeHandle):
         done = self.is_recomputed.get(recompute_key)
         super().clear_session(recompute_key)
         if frame.started and not done:
-            _pynative_executor.end_empty_graph()
+            # An error of an operator has unwound the graph already, and then MindSpore has none to end.
+            with contextlib.suppress(RuntimeError):
+                _pynative_executor.end_empty_graph()
 
     def _explanation(self, error: Exception, frame: ReplayFrame) -> Exception | None:
         """Return the error that tells the user more than `error`, None if it is the user's own."""
@@ -184,7 +191,7 @@ class BlockHandle(_RecomputeHandle):
                 "that the forward saved; make the block run the same operators in its replay as in its forward."
             )
         misused = frame.misused_stand_in(str(error))
-        return None if misused is None else UnsavedOutputError(misused.region_name)
+        return None if misused is None else misused.unsaved_output()
 
     def _forget_engine(self, recompute_key: Any) -> None:
         """Drop what an earlier backward pass over this graph left unread; without a session nobody else can read it."""

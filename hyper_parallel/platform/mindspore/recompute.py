@@ -54,6 +54,7 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.common.recompute._RecomputeHandle",
     "mindspore.common.recompute._RecomputeHandle.clear_session",
     "mindspore.common.recompute._RecomputeHandle.recompute",
+    "mindspore.common.recompute._RecomputeHandle.recover_inputs",
     "mindspore.common.recompute._StopRecomputationError",
     "mindspore.graph.api._pynative_executor",
     "mindspore.utils.MsDispatchMode",
@@ -64,11 +65,18 @@ ENGINE_MODULE = _RecomputeHandle.__module__
 """Where MindSpore's own recompute lives: who counts what a step leaves behind counts the objects of this module too."""
 
 
+_STOPS_AT = frozenset({"BatchMatMul", "BatchMatMulExt", "Dense", "MatMul", "MatMulExt"})
+"""Operators in front of which a replay ends. Most operators of one input have made their result's object by then, and
+MindSpore never frees it when the call does not come to pass; they are cheap, so they run."""
+
+
 class _Stopper(MsDispatchMode):
-    """While entered, the next operator on this thread ends the replay instead of running."""
+    """While entered, the next expensive operator on this thread ends the replay instead of running."""
 
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
-        raise _StopRecomputationError
+        if func.name in _STOPS_AT:
+            raise _StopRecomputationError
+        return func(*args, **(kwargs or {}))
 
 
 class _SaveCounter(defaultdict):
@@ -103,6 +111,7 @@ class BlockHandle(_RecomputeHandle):
 
     invocation: Invocation
     engine_key: Any
+    recovered: list | None
 
     @staticmethod
     def adopt(handle: _RecomputeHandle, invocation: Invocation) -> None:
@@ -110,6 +119,7 @@ class BlockHandle(_RecomputeHandle):
         handle.__class__ = BlockHandle
         handle.invocation = invocation
         handle.engine_key = None
+        handle.recovered = None
         handle.placeholder_counter = _SaveCounter()
 
     def recompute(self, recompute_key: Any) -> None:
@@ -122,9 +132,18 @@ class BlockHandle(_RecomputeHandle):
             self._forget_engine(recompute_key)
         elif session.retain_on_unpack:
             self.invocation.retain(recompute_key)
-        while not self._replay(recompute_key):
-            pass
+        try:
+            while not self._replay(recompute_key):
+                pass
+        finally:
+            self.recovered = None
         self.invocation.replayed()
+
+    def recover_inputs(self) -> list:
+        """Return the block's inputs. A replay that starts over gets them again: an outer block hands them out once."""
+        if self.recovered is None:
+            self.recovered = super().recover_inputs()
+        return self.recovered
 
     def clear_session(self, session_id: Any) -> None:
         """Drop what was recomputed for the session, and the call records if no other session retains them."""

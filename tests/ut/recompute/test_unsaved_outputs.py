@@ -26,8 +26,8 @@ MISUSES = {
     "second operand": lambda a, b, unsaved: b * unsaved(ops.tanh(a)),
     "matmul": lambda a, b, unsaved: mint.matmul(b, unsaved(ops.tanh(a))) * b,
     "unpacked": lambda a, b, unsaved: ops.square(unsaved(ops.tanh(a))[0] * b),
-    "inside a container": lambda a, b, unsaved: checkpoint_exclude_wrapper(lambda pair: ops.square(pair[0]))(
-        (unsaved(ops.tanh(a)),)
+    "inside a container": lambda a, b, unsaved: (
+        checkpoint_exclude_wrapper(lambda pair: ops.square(pair[0]))((unsaved(ops.tanh(a)),)) * b
     ),
     "returned": lambda a, b, unsaved: unsaved(ops.tanh(a) * b),
     "returned in a container": lambda a, b, unsaved: [ops.tanh(b), unsaved(ops.tanh(a) * b)][1],

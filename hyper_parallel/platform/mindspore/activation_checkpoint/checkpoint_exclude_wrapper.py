@@ -51,6 +51,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import 
     is_output_of,
     is_tensor,
     mark_output,
+    mark_saved,
     mark_unsaved,
 )
 from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import MarkMemory, real_copy
@@ -172,10 +173,12 @@ class Region:
         record.saved = self.save_output is True or (self.finds_out and self.output_needed is not False)
         record.outputs = tuple([_output_leaf(record, leaf, marks) for leaf in leaves])
         for leaf, made in zip(leaves, record.outputs):
-            if made.input_position is None:
+            if made.input_position is None or not record.saved:
                 mark_output(leaf, frame.invocation)
             if self.save_output is False:
                 mark_unsaved(leaf, frame.invocation, self.name)
+            elif made.tensor is not None:
+                mark_saved(leaf)
 
     def _replay(self, frame: ReplayFrame, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         record = frame.take_record(self.name)

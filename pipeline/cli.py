@@ -16,6 +16,7 @@ __all__ = ["SUBCOMMANDS", "main"]
 
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("pipeline.doctor", "tell whether this machine can run the project"),
+    "launch": ("pipeline.commands.launch", "run a script on several workers and tell the first error"),
     "plan": ("pipeline.commands.plan", "make a plan and print or write it"),
     "validate": ("pipeline.commands.validate", "say everything that is wrong with a plan"),
     "simulate": ("pipeline.commands.simulate", "say how long a step takes and what each rank holds"),

@@ -19,11 +19,13 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipeline.launch import Cluster, Job, LaunchError, find_msrun, free_port
@@ -44,12 +46,14 @@ class Check:
         ok: whether it is as needed.
         found: what was seen.
         advice: what to do when it is not as needed.
+        owner: for an interface, the module or class that has it; the screen shows an owner's interfaces in one row.
     """
 
     name: str
     ok: bool
     found: str
     advice: str = ""
+    owner: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 when anything is missing."""
+    os.environ.setdefault("GLOG_v", "3")  # one screen, without MindSpore's warnings
     checks = examine(args.time_out, exchange=not args.no_exchange)
     healthy = all(check.ok for check in checks)
     if args.json:
@@ -90,7 +95,7 @@ def private_interfaces(folder: Path = _PLATFORM) -> list[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if any(isinstance(target, ast.Name) and target.id == "PRIVATE_INTERFACES" for target in targets):
                 names.update(ast.literal_eval(node.value))
-    return sorted(names)
+    return sorted(names, key=lambda name: name.rpartition("."))
 
 
 def interface_present(dotted: str) -> bool:
@@ -145,7 +150,7 @@ def _numpy() -> Check:
 def _interfaces(names: Iterable[str]) -> list[Check]:
     advice = "this MindSpore lacks an interface that the recompute or the pipeline needs: install mindspore==2.10.0"
     return [
-        Check(name, present, "present" if present else "missing", "" if present else advice)
+        Check(name, present, "present" if present else "missing", "" if present else advice, name.rpartition(".")[0])
         for name, present in ((name, interface_present(name)) for name in names)
     ]
 
@@ -182,7 +187,7 @@ def _memory() -> Check:
 
 def _exchange(time_out: float) -> Check:
     """Start two workers that send each other a tensor."""
-    name, advice = "send and receive", "look at the log; a firewall on the loopback address is a common cause"
+    name, advice = "send and receive", "a firewall on the loopback address and too little memory are common causes"
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         script = str(Path(__file__).with_name("doctor_exchange.py"))
@@ -212,10 +217,23 @@ def _print_screen(checks: list[Check]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(3):
         table.add_column(overflow="fold")
-    for check in checks:
-        table.add_row("[green]ok[/]" if check.ok else "[red]MISSING[/]", check.name, check.found)
+    for owner, some in groupby(checks, key=lambda check: check.owner):
+        for ok, name, found in [_row_of_owner(owner, list(some))] if owner else map(_row, some):
+            table.add_row("[green]ok[/]" if ok else "[red]MISSING[/]", name, found)
     console.print(table)
     bad = [check for check in checks if not check.ok]
-    for check in bad:
-        console.print(f"[red]{check.name}[/]: {check.advice or check.found}", soft_wrap=True)
+    for advice, some in groupby(bad, key=lambda check: check.advice or check.found):
+        names = ", ".join(check.name for check in some)
+        console.print(f"[red]{names}[/]: {escape(advice)}", soft_wrap=True)
     console.print("This machine can run the project." if not bad else f"{len(bad)} missing: see what to do above.")
+
+
+def _row(check: Check) -> tuple[bool, str, str]:
+    return check.ok, check.name, escape(check.found)
+
+
+def _row_of_owner(owner: str, checks: list[Check]) -> tuple[bool, str, str]:
+    """All interfaces of one module or class in a row; the missing ones are marked."""
+    names = ((check.name.rpartition(".")[2], check.ok) for check in checks)
+    found = ", ".join(name if ok else f"[red]{name} is missing[/]" for name, ok in names)
+    return all(check.ok for check in checks), owner, found

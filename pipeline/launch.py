@@ -5,6 +5,7 @@
    was killed) is noticed by its absence: it is gone, and there is no ``finished.rank<N>``.
 3. Every process of a job carries the job's mark in its environment, so that ``stop`` finds all of them, also those
    whose parent is gone. Only processes with that mark are ended.
+4. When the launcher itself is killed, msrun is interrupted by the kernel and ends its workers (``start_msrun.py``).
 
 msrun itself takes up to a minute to notice a lost worker; that is why it is watched from outside.
 """
@@ -29,6 +30,8 @@ from typing import Any, Optional
 
 import psutil
 
+from pipeline.machines import Cluster
+
 __all__ = [
     "Cluster",
     "Failure",
@@ -44,7 +47,9 @@ __all__ = [
 JOB_MARK = "PIPELINE_JOB"
 LOG_DIR = "PIPELINE_LOG_DIR"
 
+_START_MSRUN = Path(__file__).with_name("start_msrun.py")
 _SECONDS_FOR_A_FAILURE_FILE = 3.0
+_SECONDS_TO_BE_GONE = 1.0
 _SECONDS_TO_END = 20.0
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)): (.*)$")
 _EXIT_LINE = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
@@ -52,38 +57,6 @@ _EXIT_LINE = re.compile(r"Worker process (\d+) exit with exception\. Error code:
 
 class LaunchError(RuntimeError):
     """The job cannot be started; the message says what to change."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where the workers run.
-
-    Attributes:
-        ranks: number of workers on all machines.
-        local_ranks: number of workers on this machine.
-        master_addr: address of the first machine, which also runs msrun's scheduler.
-        port: TCP port of the scheduler on the first machine.
-        node_rank: number of this machine, 0 for the first.
-        start_time_out: seconds within which all workers have to find each other.
-    """
-
-    ranks: int
-    local_ranks: int
-    master_addr: str = "127.0.0.1"
-    port: int = 0
-    node_rank: int = 0
-    start_time_out: int = 120
-
-    @property
-    def several_machines(self) -> bool:
-        """Whether other machines take part."""
-        return self.local_ranks != self.ranks
-
-    @property
-    def local_rank_numbers(self) -> range:
-        """The ranks that run on this machine."""
-        first = self.node_rank * self.local_ranks if self.several_machines else 0
-        return range(first, first + self.local_ranks)
 
 
 @dataclass(frozen=True)
@@ -238,10 +211,11 @@ class Job:
             "log_dir": self.log_dir,
             "join": True,
             "cluster_time_out": cluster.start_time_out,
-            "tail_worker_log": -1,
+            "tail_worker_log": cluster.ranks,  # none: processes that follow the logs would outlive a killed msrun
         }
         if cluster.several_machines:
             options["node_rank"] = cluster.node_rank
+        flags = [f"--{name}={value}" for name, value in options.items()]
         # msrun starts the "python" that it finds on PATH.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         threads = str(max(1, (os.cpu_count() or 1) // cluster.local_ranks))
@@ -251,7 +225,7 @@ class Job:
         environment = {**defaults, **os.environ, **self.environment, **marks}
         with (self.log_dir / "msrun.log").open("wb") as log:
             self._msrun = subprocess.Popen(
-                [sys.executable, msrun, *(f"--{name}={value}" for name, value in options.items()), *self.command],
+                [sys.executable, str(_START_MSRUN), str(os.getpid()), msrun, *flags, *self.command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -282,7 +256,7 @@ class Job:
             return Failure(
                 rank,
                 str(first.get("cause", "Error")),
-                str(first.get("message", "")),
+                str(first.get("message", "")) + self._signal_of(rank),
                 first.get("stage"),
                 first.get("action"),
                 self.log_of(rank),
@@ -333,9 +307,11 @@ class Job:
             return
         for process in children:
             try:
-                environment = process.environ()
+                environment, command = process.environ(), process.cmdline()
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
+            if self.command[0] not in command:
+                continue  # what follows the logs for msrun has a worker's environment too
             if environment.get("MS_ROLE") == "MS_WORKER" and environment.get("RANK_ID", "").isdigit():
                 rank = int(environment["RANK_ID"])
                 self._workers.setdefault(rank, _Worker(rank, process))
@@ -368,17 +344,34 @@ class Job:
 
     def _failure_of_lost(self, worker: _Worker) -> Failure:
         log = self.log_of(worker.rank)
-        status = worker.exit_status if worker.exit_status is not None else self._status_from_msrun(worker)
+        status = self._status_of(worker)
         error = _last_error(log)
         if status is not None and status < 0:
-            name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-            return Failure(worker.rank, "killed", f"the worker was ended by {name} from outside", log=log)
+            cause = f"the worker was ended by {_signal_name(status)} from outside"
+            return Failure(worker.rank, "killed", cause, log=log)
         if error:
             return Failure(worker.rank, *error, log=log)
         how = "" if status is None else f" with exit code {status}"
         return Failure(worker.rank, "ended early", f"the worker ended{how} without saying why", log=log)
 
-    def _status_from_msrun(self, worker: _Worker) -> Optional[int]:
+    def _signal_of(self, rank: Optional[int]) -> str:
+        """Return by which signal a worker that others miss was ended, as a line to add, or nothing.
+
+        Others see its connections close a moment before it is gone.
+        """
+        worker = self._workers.get(-1 if rank is None else rank)
+        deadline = time.monotonic() + _SECONDS_TO_BE_GONE
+        while worker is not None and worker.alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if worker is None or worker.alive():
+            return ""
+        status = self._status_of(worker)
+        return "" if status is None or status >= 0 else f"\n  rank {rank} was ended by {_signal_name(status)}"
+
+    def _status_of(self, worker: _Worker) -> Optional[int]:
+        """Return the exit status of a worker that is gone, negative for a signal; None when it cannot be known."""
+        if worker.exit_status is not None:
+            return worker.exit_status
         for match in _EXIT_LINE.finditer(_text_of(self.log_of(None))):
             if int(match.group(1)) == worker.process.pid:
                 return int(match.group(2))
@@ -391,6 +384,10 @@ class Job:
                 return Failure(None, *error, log=log)
         code = None if self._msrun is None else self._msrun.poll()
         return Failure(None, "msrun ended", f"exit code {code} before any worker finished", log=self.log_of(None))
+
+
+def _signal_name(status: int) -> str:
+    return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
 
 
 def _zombie_status(pid: int) -> Optional[int]:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from pipeline.plan import SCHEDULES, Costs, Memory, Plan, make_plan, simulate
 from pipeline.plan.passes import insert_recompute
 from pipeline.plan.render import Timeline, save_picture, simulated

@@ -1,8 +1,10 @@
 """The multi-device regression matrix: schedule x ranks x stages per rank x recompute x exclusion x split x model.
 
     python scripts/regress.py --quick                     few cases that hold every pair of values
-    python scripts/regress.py --full --jobs 2             every combination
+    python scripts/regress.py --full                      more of them, that hold every triple of values
+    python scripts/regress.py --every                     every combination; takes hours
     python scripts/regress.py --full --filter 'zb-v/*/chain'
+    python scripts/regress.py --full --part 1/4           a quarter of them; --part 2/4 is the next one
     python scripts/regress.py --quick --baseline old.json fail on what became worse
 
 Each case runs on real workers and must give the loss and all gradients of one process (within 1e-6), run every block
@@ -29,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.bench.report import environment
 from scripts.regression import report as reports
 from scripts.regression.baseline import regressions
-from scripts.regression.cases import Case, all_cases, quick_cases
+from scripts.regression.cases import Case, all_cases, full_cases, quick_cases
 from scripts.regression.jobs import run_cases
 from scripts.regression.verdict import Verdict
 
@@ -40,7 +42,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave no worker behind
     cases = select(options)
     if not cases:
-        print(f"No case matches --filter {options.filter!r}; see --list.", file=sys.stderr)
+        print(f"No case is left by --filter {options.filter!r} and --part; see --list.", file=sys.stderr)
         return 2
     if options.list:
         print("\n".join(case.name for case in cases))
@@ -61,8 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     strength = parser.add_mutually_exclusive_group()
     strength.add_argument("--quick", action="store_true", help="few cases that hold every pair of values (the default)")
-    strength.add_argument("--full", action="store_true", help="every combination")
+    strength.add_argument("--full", action="store_true", help="cases that hold every triple of values")
+    strength.add_argument("--every", action="store_true", help="every combination; takes hours")
     parser.add_argument("--filter", metavar="PATTERN", help="only cases whose name matches, as '*/p4/*/chain/*'")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="only the I-th of N equal parts")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="msrun jobs at a time (default 1)")
     parser.add_argument("--out", type=Path, default=Path("regress-report"), metavar="FOLDER", help="reports and logs")
@@ -72,13 +76,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _part(text: str) -> tuple[int, int]:
+    """Read I/N."""
+    number, _, parts = text.partition("/")
+    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"expected a part such as 1/4, got {text!r}")
+    return int(number), int(parts)
+
+
 def select(options: argparse.Namespace) -> list[Case]:
     """The cases that the command line asks for."""
-    cases = all_cases() if options.full else quick_cases()
+    cases = all_cases() if options.every else full_cases() if options.full else quick_cases()
     if options.filter:
         pattern = f"*{options.filter}*"
         cases = [case for case in cases if fnmatch.fnmatch(case.name, pattern)]
-    return cases
+    number, parts = options.part
+    return cases[number - 1 :: parts]
 
 
 def run(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
@@ -92,9 +105,12 @@ def run(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
         console.print(f"{len(verdicts):4}/{len(cases)} {outcome} {verdict.case.name} ({verdict.seconds:.1f} s)")
         for problem in verdict.problems:
             console.print(f"       {problem}", markup=False)
-    selection = f"{'full' if options.full else 'quick'}, {len(cases)} cases"
+    strength = "every combination" if options.every else "full" if options.full else "quick"
+    selection = f"{strength}, {len(cases)} cases"
     if options.filter:
         selection += f" that match {options.filter}"
+    if options.part != (1, 1):
+        selection += ", part {} of {}".format(*options.part)
     return reports.make_report(verdicts, selection, time.monotonic() - start, environment())
 
 

@@ -2,11 +2,15 @@
 #
 # ready_environment EXTRAS   makes or reuses .venv in the repository and sets PYTHON. EXTRAS is "" or, say, "[test]".
 
+# PyPI has MindSpore 2.10 for Python 3.10 to 3.12. Who has it for 3.9 names that Python in PYTHON_FOR_VENV.
 find_python() {
-    local candidate
-    for candidate in ${PYTHON_FOR_VENV:-} python3.11 python3.12 python3.10 python3.9 python3 python; do
-        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))' \
-            >/dev/null 2>&1; then
+    local candidate check='import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))'
+    if [ -n "${PYTHON_FOR_VENV:-}" ]; then
+        command -v "$PYTHON_FOR_VENV"
+        return
+    fi
+    for candidate in python3.11 python3.12 python3.10 python3 python; do
+        if "$candidate" -c "$check" >/dev/null 2>&1; then
             command -v "$candidate"
             return 0
         fi
@@ -31,7 +35,7 @@ ready_environment() {
     fi
     if ! [ -x "$PYTHON" ]; then
         python="$(find_python)" || {
-            echo "No Python from 3.9 to 3.12 with venv was found: install one (on Debian: apt install python3 python3-venv)," \
+            echo "No Python from 3.10 to 3.12 with venv was found: install one (on Debian: apt install python3 python3-venv)," \
                 "or name it in PYTHON_FOR_VENV." >&2
             return 1
         }

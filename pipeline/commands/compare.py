@@ -18,7 +18,9 @@ from pipeline.commands.drawing import print_table
 from pipeline.commands.options import (
     RECOMPUTE_MODES,
     add_plan_options,
+    check_memory_limit,
     check_recompute,
+    check_schedule,
     chosen_costs,
     print_json,
     reports_errors,
@@ -93,6 +95,10 @@ def _cases(args: argparse.Namespace) -> Iterator[Case]:
     modes = args.recompute or list(RECOMPUTE_MODES)
     for mode in modes:
         check_recompute(mode)
+    for name in args.schedule or ():
+        check_schedule(name)
+    for limit in args.memory_limit or ():
+        check_memory_limit(limit)
     sizes = itertools.product(args.ranks, args.micro_batches, args.memory_limit or [None])
     for (ranks, micro_batches, limit), schedule in itertools.product(sizes, args.schedule or list(SCHEDULES)):
         for mode in modes[-1:] if schedule == "auto" else modes:
@@ -158,7 +164,7 @@ def _print_table(rows: list[dict[str, Any]], unit: str) -> None:
     for size, group in itertools.groupby(rows, lambda row: (row["ranks"], row["micro_batches"], row["memory_limit"])):
         ranks, micro_batches, limit = size
         title = f"{ranks} ranks, {micro_batches} micro-batches" + (f", memory limit {limit:g}" if limit else "")
-        table = Table(title=title, title_justify="left")
+        table = Table()
         table.add_column("schedule")
         table.add_column("recompute")
         makespan = f"makespan ({unit})" if unit else "makespan"
@@ -182,4 +188,4 @@ def _print_table(rows: list[dict[str, Any]], unit: str) -> None:
                 f"{row['peak_memory']:g}" + ("" if row["within_memory_limit"] else " over the limit"),
                 style=None if row["within_memory_limit"] else "red",
             )
-        print_table(table)
+        print_table(title, table)

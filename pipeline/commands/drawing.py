@@ -29,10 +29,10 @@ def save(timelines: Sequence[Timeline], out: str, memory_limit: float | None = N
         raise PlanError(f"expected --out with a file that ends in .svg, .png or .json, saw {out!r}")
 
 
-def print_table(table: Table) -> None:
-    """Print a table: as wide as the terminal, or as it needs where there is none (a pipe, a file)."""
+def print_table(title: str, table: Table) -> None:
+    """Print a table beneath a line of its own: as wide as the terminal, or as it needs where there is none (a pipe)."""
     console = Console()
     if not console.is_terminal:
-        needed = Console(width=_WIDEST).measure(table).maximum
-        console = Console(width=max(needed, len(str(table.title or ""))))
+        console = Console(width=Console(width=_WIDEST).measure(table).maximum)
+    console.print(title, highlight=False, soft_wrap=True)
     console.print(table)

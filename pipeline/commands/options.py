@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
-from pipeline.plan import SCHEDULES, Plan, PlanError, make_plan
+from pipeline.plan import SCHEDULES, Plan, PlanError, make_plan, validate
 from pipeline.plan.cost_file import CostModel, read_cost_file, read_cost_text
 from pipeline.plan.passes import insert_recompute, limit_pending_weight
 
@@ -54,16 +54,12 @@ def add_plan_options(parser: argparse.ArgumentParser, several: bool = False) -> 
     parser.add_argument("--memory-limit", metavar="X", type=real, help="most memory per rank, in the unit of the costs")
 
 
-def add_plan_source(parser: argparse.ArgumentParser) -> None:
-    """The options of a command that works on one plan."""
+def add_options_of_one_plan(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that works on one plan: which plan, and where the result goes."""
     add_plan_options(parser)
     parser.add_argument("--csv", metavar="FILE", help="the plan: written if --schedule makes one, else read")
-
-
-def add_output_options(parser: argparse.ArgumentParser, out: str = "FILE.svg|.png|.json") -> None:
-    """Where the result goes."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--out", metavar=out, help="a picture, or a trace that Perfetto opens")
+    parser.add_argument("--out", metavar="FILE.svg|.png|.json", help="a picture, or a trace that Perfetto opens")
 
 
 def reports_errors(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -75,6 +71,8 @@ def reports_errors(run: Callable[[argparse.Namespace], int]) -> Callable[[argpar
             return run(args)
         except PlanError as error:
             message = str(error)
+        except UnicodeDecodeError as error:
+            message = f"expected a text file, saw bytes that are none ({error}); check the path"
         except OSError as error:
             message = f"expected a file that can be opened, saw {error.filename!r} ({error.strerror}); check the path"
         print(f"pipeline {args.command}: {message}", file=sys.stderr)
@@ -83,12 +81,27 @@ def reports_errors(run: Callable[[argparse.Namespace], int]) -> Callable[[argpar
     return with_report
 
 
-def chosen_plan(args: argparse.Namespace, model: CostModel) -> Plan:
-    """The plan that the options of `add_plan_source` ask for.
+def chosen_plan(args: argparse.Namespace) -> tuple[Plan, CostModel]:
+    """The plan that the options of `add_options_of_one_plan` ask for, validated, and its costs.
+
+    Raises:
+        PlanError: options are missing, do not go together or are out of range, or the plan is wrong.
+    """
+    model = chosen_costs(args)
+    return validate(_plan(args, model)), model
+
+
+def _plan(args: argparse.Namespace, model: CostModel) -> Plan:
+    """The plan that is asked for.
 
     Raises:
         PlanError: options are missing, do not go together or are out of range.
     """
+    check_memory_limit(args.memory_limit)
+    if args.lead != 1 and args.recompute != "prefire" and args.schedule != "auto":
+        raise PlanError(
+            f"expected --lead together with --recompute prefire, saw --recompute {args.recompute or 'none'}"
+        )
     if args.schedule is None:
         if args.csv is None:
             raise PlanError("expected --schedule NAME, or --csv FILE with a plan to read, saw neither")
@@ -97,6 +110,7 @@ def chosen_plan(args: argparse.Namespace, model: CostModel) -> Plan:
     for option in ("ranks", "micro_batches"):
         if getattr(args, option) is None:
             raise PlanError(f"expected --{option.replace('_', '-')} with --schedule, saw none")
+    check_schedule(args.schedule)
     if args.schedule == "auto":
         plan = _searched(args, model)
     else:
@@ -119,6 +133,18 @@ def check_recompute(mode: str) -> None:
     """Raise PlanError if there is no such recompute mode."""
     if mode not in RECOMPUTE_MODES:
         raise PlanError(f"expected --recompute {'|'.join(RECOMPUTE_MODES)}, saw {mode!r}")
+
+
+def check_schedule(name: str) -> None:
+    """Raise PlanError if there is no such schedule."""
+    if name not in (*SCHEDULES, "auto"):
+        raise PlanError(f"expected one of {', '.join([*SCHEDULES, 'auto'])} for --schedule, saw {name!r}")
+
+
+def check_memory_limit(limit: float | None) -> None:
+    """Raise PlanError if a limit is given that nothing could keep within."""
+    if limit is not None and not limit > 0:
+        raise PlanError(f"expected a --memory-limit above 0, saw {limit:g}")
 
 
 def chosen_costs(args: argparse.Namespace) -> CostModel:

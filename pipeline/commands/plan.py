@@ -5,29 +5,20 @@ from __future__ import annotations
 import argparse
 
 from pipeline.commands.drawing import save
-from pipeline.commands.options import (
-    add_output_options,
-    add_plan_source,
-    chosen_costs,
-    chosen_plan,
-    print_json,
-    reports_errors,
-)
-from pipeline.plan import Plan, simulate, validate
+from pipeline.commands.options import add_options_of_one_plan, chosen_plan, print_json, reports_errors
+from pipeline.plan import Plan, simulate
 from pipeline.plan.render import simulated
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_plan_source(parser)
-    add_output_options(parser)
+    add_options_of_one_plan(parser)
 
 
 @reports_errors
 def run(args: argparse.Namespace) -> int:
     """Print the plan as CSV unless it is written to a file, or as JSON."""
-    model = chosen_costs(args)
-    plan = validate(chosen_plan(args, model))
+    plan, model = chosen_plan(args)
     if args.out:
         timeline = simulated(simulate(plan, model.costs, model.memory), plan.name, model.unit)
         save([timeline], args.out, args.memory_limit)

@@ -6,14 +6,8 @@ import argparse
 from pathlib import Path
 
 from pipeline.commands.drawing import save
-from pipeline.commands.options import (
-    add_output_options,
-    add_plan_source,
-    chosen_costs,
-    chosen_plan,
-    reports_errors,
-)
-from pipeline.plan import Kind, simulate, validate
+from pipeline.commands.options import add_options_of_one_plan, chosen_plan, reports_errors
+from pipeline.plan import Kind, simulate
 from pipeline.plan.render import Timeline, simulated, text_boxes
 
 _STYLES = {
@@ -28,18 +22,16 @@ _STYLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_plan_source(parser)
-    add_output_options(parser)
+    add_options_of_one_plan(parser)
     parser.add_argument("--measured", metavar="FILE.json", help="the trace of a run, drawn beneath the simulated one")
 
 
 @reports_errors
 def run(args: argparse.Namespace) -> int:
     """Draw into the file of --out; without it print text, or the JSON form of the timelines."""
-    model = chosen_costs(args)
     timelines = []
     if args.schedule or args.csv or not args.measured:
-        plan = validate(chosen_plan(args, model))
+        plan, model = chosen_plan(args)
         name = f"{plan.name}, {plan.ranks} ranks, {plan.micro_batches} micro-batches"
         timelines.append(simulated(simulate(plan, model.costs, model.memory), name, model.unit))
     if args.measured:

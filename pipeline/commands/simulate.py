@@ -5,29 +5,20 @@ from __future__ import annotations
 import argparse
 
 from pipeline.commands.drawing import print_table, save
-from pipeline.commands.options import (
-    add_output_options,
-    add_plan_source,
-    chosen_costs,
-    chosen_plan,
-    print_json,
-    reports_errors,
-)
-from pipeline.plan import Plan, Simulation, simulate, validate
+from pipeline.commands.options import add_options_of_one_plan, chosen_plan, print_json, reports_errors
+from pipeline.plan import Plan, Simulation, simulate
 from pipeline.plan.render import simulated
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_plan_source(parser)
-    add_output_options(parser)
+    add_options_of_one_plan(parser)
 
 
 @reports_errors
 def run(args: argparse.Namespace) -> int:
     """Print the simulation as a table or as JSON."""
-    model = chosen_costs(args)
-    plan = validate(chosen_plan(args, model))
+    plan, model = chosen_plan(args)
     simulation = simulate(plan, model.costs, model.memory)
     if args.out:
         save([simulated(simulation, plan.name, model.unit)], args.out, args.memory_limit)
@@ -61,10 +52,10 @@ def _print_table(plan: Plan, simulation: Simulation, memory_limit: float | None,
 
     bubble = 100 * simulation.bubble / (simulation.makespan or 1.0)
     title = (
-        f"{plan.name}: makespan {simulation.makespan:g} {unit}, bubble {simulation.bubble:g} ({bubble:.1f} %), "
-        f"span bubble {simulation.span_bubble:g}, {sum(map(len, plan.rows))} actions"
+        f"{plan.name}: makespan {simulation.makespan:g} {unit or 'units'}, bubble {simulation.bubble:g} "
+        f"({bubble:.1f} %), span bubble {simulation.span_bubble:g}, {sum(map(len, plan.rows))} actions"
     )
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for heading in ("rank", "busy", "idle", "peak chunks", "peak memory"):
         table.add_column(heading, justify="right")
     table.add_column("peak at")
@@ -80,4 +71,4 @@ def _print_table(plan: Plan, simulation: Simulation, memory_limit: float | None,
             f"{peak.action} at {peak.time:g}" if peak else "",
             style="red" if over else None,
         )
-    print_table(table)
+    print_table(title, table)

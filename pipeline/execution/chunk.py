@@ -2,12 +2,14 @@
 
 1. A chunk owns one recompute session. Every step enters it on the thread that the step runs on, so each checkpointed
    block is replayed once, by whichever step needs it first.
-2. The session retains during recompute and dx, because dw still reads; in backward and dw each tensor is read last.
-3. After dx only what dw reads is alive (split_backward, rule 4): a recomputed tensor lives as long as the operator that
+2. The session retains during recompute, and in dx what dw reads (split_backward, rule 4); else each tensor is dropped
+   as it is read.
+3. After dx only what dw reads is alive (split_backward, rule 5): a recomputed tensor lives as long as the operator that
    saved its placeholder.
 4. A step out of order raises ChunkError and changes nothing. A step that fails releases the chunk, restores the random
    state, and raises the original error with stage, micro-batch and step in front.
-5. Steps of one chunk exclude each other: a dx asked for on one thread waits for the recompute that runs on another.
+5. Steps exclude each other, those of different chunks too, as MindSpore's executor is one per process. A dx asked for
+   on one thread waits for the recompute that runs on another.
 6. Inputs are detached and outputs are returned detached, so no graph crosses from chunk to chunk or outlives its chunk.
 """
 
@@ -15,13 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mindspore import Parameter, Tensor, get_rng_state, set_rng_state
 
-from hyper_parallel.platform.mindspore.autograd import add_gradient, detached, recording, requires_grad
+from hyper_parallel.platform.mindspore.autograd import add_gradient, detached, one_thread, recording, requires_grad
 from hyper_parallel.platform.mindspore.retention import SavedTensors, storage_bytes
 from pipeline.execution.nest import leaves, map_leaves
 from pipeline.execution.retention import RecomputeSession, Retention
@@ -66,7 +67,7 @@ class Chunk:
     Args:
         stage: index of the stage; names the chunk in errors.
         micro_batch: index of the micro-batch; names the chunk in errors.
-        weights: the parameters that get gradients; those that need none are passed over.
+        weights: the parameters that get gradients; those that need none are passed over, one given twice counts once.
         retention: one object for all chunks of a stage. With it `held_bytes` knows what operators outside of
             checkpointed blocks save; without it they are not counted.
     """
@@ -76,9 +77,8 @@ class Chunk:
     ) -> None:
         self.stage = stage
         self.micro_batch = micro_batch
-        self._weights = tuple(weights)
+        self._weights = tuple({id(weight): weight for weight in weights}.values())
         self._state = ChunkState.NEW
-        self._lock = threading.RLock()
         self._session = RecomputeSession(stage, micro_batch)
         self._split: SplitBackward | None = None
         self._leaves: list[Tensor | None] = []
@@ -140,7 +140,7 @@ class Chunk:
     def backward_input(self, output_grads: Any = None) -> InputGrads:
         """dx: the gradients of the inputs only, as in `backward`. What dw needs is kept for `backward_weight`."""
         with self._step("backward_input", ChunkState.INPUT_DONE):
-            with self._session.reading(retain=True):
+            with self._session.reading(retain=False):
                 input_grads = self._split.inputs(output_grads)
             aligned = self._aligned(input_grads)
             self._leaves = []
@@ -156,13 +156,13 @@ class Chunk:
 
     def release(self) -> None:
         """Let go of everything, in whatever state the chunk is. May be called again."""
-        with self._lock:
+        with one_thread:
             self._state = ChunkState.RELEASED
             self._free()
 
     def held_bytes(self) -> int:
         """Bytes of the tensors that the chunk keeps alive in its present state; weights and outputs are not its own."""
-        with self._lock:
+        with one_thread:
             known = self._known_tensors()
             if self._saved is not None:
                 return storage_bytes([*known, *self._saved], without=self._weights)
@@ -214,7 +214,7 @@ class Chunk:
 
     @contextlib.contextmanager
     def _step(self, step: str, after: ChunkState) -> Iterator[None]:
-        with self._lock:
+        with one_thread:
             name = f"stage {self.stage}, micro-batch {self.micro_batch}, {step}"
             if self._state not in _ALLOWED[step]:
                 allowed = " or ".join(f"'{state.value}'" for state in _ALLOWED[step])
@@ -233,11 +233,16 @@ class Chunk:
 
 
 def _put_in_front(error: BaseException, name: str) -> None:
-    """Name the step in the error itself, so that its type and traceback stay what they are."""
+    """Name the step in the error itself, so that its type and traceback stay what they are.
+
+    An argument that is no text is left alone, as somebody may read it; Python 3.11 has a note for that.
+    """
     if error.args and isinstance(error.args[0], str):
         error.args = (f"{name}: {error.args[0]}", *error.args[1:])
     elif not error.args:
         error.args = (name,)
+    elif hasattr(error, "add_note"):
+        error.add_note(name)
 
 
 def _handed_on(leaf: Any) -> Any:

@@ -3,6 +3,8 @@
 It speaks lines of JSON over TCP. A watch says hello once, then where its rank is; the monitor answers "go" when all are
 there and run the same plan. The first failure that it learns of goes to every rank, those that come after are dropped.
 It reads in intervals and not at every line, so that watching does not take the interpreter from the rank's own work.
+A side that leaves says bye and goes on reading until the other side has closed: a connection that is closed with unread
+lines in it is torn down, and what the other side has not read yet, as the bye, would be lost.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 from pipeline.execution.faults import Failure, Place, Reporter
 
 INTERVAL = 0.2
+FAREWELL = 5.0
 GONE = "the process is gone (killed, ended, or its connection was lost)"
 
 
@@ -64,6 +67,12 @@ class Line:
         """Wait until there is something to read, but no longer than so."""
         if self.open:
             select.select([self._connection], [], [], seconds)
+
+    def say_bye(self) -> None:
+        """Send the last message; the other side closes when it has read it."""
+        self.send({"bye": True})
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the connection."""
@@ -125,10 +134,21 @@ class Monitor:
         if self._gather():
             while not self._stop.wait(INTERVAL) and not all(member.left for member in self._members.values()):
                 self._look_around()
-        self._send_all({"bye": True})
-        for member in self._members.values():
-            member.line.close()
+        self._say_bye()
         self._listener.close()
+
+    def _say_bye(self) -> None:
+        """Leave when every rank has, or after `FAREWELL` seconds."""
+        lines = [member.line for member in self._members.values()]
+        for line in lines:
+            line.say_bye()
+        deadline = time.monotonic() + FAREWELL
+        while time.monotonic() < deadline and any(line.open for line in lines):
+            for line in lines:
+                line.read()
+            time.sleep(0.01)
+        for line in lines:
+            line.close()
 
     def _gather(self) -> bool:
         """Wait until every rank said hello, compare what they run, and let them start."""
@@ -184,6 +204,7 @@ class Monitor:
                 failures.append(Failure(**message["failure"]))
             elif "bye" in message:
                 member.left = True
+                member.line.close()
             else:
                 member.place = Place(*message["place"])
         return failures

@@ -9,18 +9,20 @@ The split is exact and computes nothing twice:
    engine run, and a weight that is used twice gets its parts added by the engine.
 3. Some operators (layer norm, a user's own function) compute the gradients of their weights together with that of their
    input. dx keeps these; dw starts behind the branch, and such an operator runs once.
-4. After dx every edge along the input path is cut. From a branch dw therefore goes to weights only, although another
+4. In a recompute session dx keeps the tensors that a branch reads, for dw, and drops the others as it reads them.
+5. After dx every edge along the input path is cut. From a branch dw therefore goes to weights only, although another
    branch may lie below it (`h = w(x); v(h) + w(v(h))`), and the operators between branches are freed with all that they
    saved: what is alive between dx and dw is what dw reads.
-5. An output off the input path (`aux ** 2`) waits for dw with the gradient that it was given.
-6. Without an input that needs a gradient there is no path: dx does nothing, dw is the full backward.
-7. A custom function cannot be held once its edge is cut, so dw cannot start at one. A weight that is reached from a
+6. An output off the input path (`aux ** 2`) waits for dw with the gradient that it was given.
+7. Without an input that needs a gradient there is no path: dx does nothing, dw is the full backward.
+8. A custom function cannot be held once its edge is cut, so dw cannot start at one. A weight that is reached from a
    custom function's branch through another custom function gets its gradient in dx, as an input does; dw hands it out.
-8. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
+9. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
@@ -29,6 +31,7 @@ from mindspore import Parameter, Tensor, ops
 from mindspore.nn import Cell
 
 from hyper_parallel.platform.mindspore import autograd
+from hyper_parallel.platform.mindspore.retention import retain_reads
 from pipeline.execution.nest import leaves, leaves_like, map_leaves
 from pipeline.execution.retention import RecomputeSession
 
@@ -83,7 +86,7 @@ class _Path(NamedTuple):
         return [edge for edge in self.edges[key] if edge[1] in self.to_weight and edge[1] not in self.to_input]
 
     def unholdable(self) -> list[int]:
-        """Rule 7: the custom functions off the path that only a custom function on it holds."""
+        """Rule 8: the custom functions off the path that only a custom function on it holds."""
         custom = {key for key, node in self.nodes.items() if autograd.is_custom_function(node)}
         branches = custom & self.to_input
         return [child for key in branches for _, child, _ in self.edges_off(key) if child in custom]
@@ -101,47 +104,61 @@ class _Path(NamedTuple):
 class _Arrived:
     """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle."""
 
-    def __init__(self) -> None:
+    def __init__(self, to_weights: Sequence[int]) -> None:
+        self._to_weights = to_weights
         self.grads: Gradients | None = None
         self.passed_on: Gradients = ()
 
     def before(self, grads: Gradients) -> Gradients | None:
+        """In dx note what arrives; in dw give it again (rule 9)."""
         if self.grads is None:
             self.grads = tuple(grads)
+            retain_reads(True)
             return None
         return self.grads
 
     def after(self, passed_on: Gradients, _: Gradients) -> None:
-        self.passed_on = self.passed_on or tuple(passed_on)
+        """In dx keep what goes to weights, and of the rest nothing."""
+        self.passed_on = tuple(passed_on[at] for at in self._to_weights)
+        retain_reads(False)
 
 
 class _Branch:
     """An operator where weights leave the input path."""
 
     def __init__(self, path: _Path, key: int) -> None:
-        self.node = path.nodes[key]
-        self.weight_edges = [(at, path.nodes[child], index) for at, child, index in path.edges_off(key)]
-        self.arrived = _Arrived()
-        self.hooks = (
-            autograd.before_node(self.node, self.arrived.before),
-            autograd.after_node(self.node, self.arrived.after),
-        )
+        self._node = path.nodes[key]
+        edges = path.edges_off(key)
+        self._behind = [(path.nodes[child], index) for _, child, index in edges]
+        self._arrived = _Arrived([at for at, _, _ in edges])
+        self._hooks = [
+            autograd.before_node(self._node, self._arrived.before),
+            autograd.after_node(self._node, self._arrived.after),
+        ]
 
     def starts(self) -> list[_Start]:
-        """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs."""
-        if self.arrived.grads is None:
+        """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs.
+
+        What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
+        """
+        if self._arrived.grads is None:
+            self.release()
             return []
-        passed_on = self.arrived.passed_on
-        behind = [_Start(autograd.edge(node, index), node, passed_on[at]) for at, node, index in self.weight_edges]
-        given = [start for start in behind if start.grad is not None]
-        if len(given) == len(behind) or autograd.is_custom_function(self.node):
+        pairs = zip(self._behind, self._arrived.passed_on)
+        given = [_Start(autograd.edge(node, index), node, grad) for (node, index), grad in pairs if grad is not None]
+        if len(given) == len(self._behind) or autograd.is_custom_function(self._node):
+            self.release()
             return given
-        grads = enumerate(self.arrived.grads)
-        return [_Start(autograd.edge(self.node, index), self.node, grad) for index, grad in grads if grad is not None]
+        self._hooks.pop().remove()
+        self._arrived.passed_on = ()
+        grads = enumerate(self._arrived.grads)
+        return [_Start(autograd.edge(self._node, index), self._node, grad) for index, grad in grads if grad is not None]
 
     def release(self) -> None:
-        for hook in self.hooks:
+        """Let go of the operator, with what it saved, and of its gradients."""
+        for hook in self._hooks:
             hook.remove()
+        self._hooks, self._node, self._behind, self._arrived = [], None, [], None
 
 
 class SplitBackward:
@@ -156,7 +173,9 @@ class SplitBackward:
     def __init__(self, outputs: Any, inputs: Sequence[Tensor], weights: Sequence[Parameter]) -> None:
         self._inputs = tuple(inputs)
         self._weights = tuple(weights)
-        self._trained = tuple(weight for weight in weights if autograd.requires_grad(weight))
+        self._trained = tuple(
+            {id(weight): weight for weight in self._weights if autograd.requires_grad(weight)}.values()
+        )
         self._outputs: Any = map_leaves(_output, outputs)
         self._starts: list[_Start] = []
         self._early: dict[int, Tensor | None] = {}
@@ -183,6 +202,7 @@ class SplitBackward:
         given = self._given(output_grads)
         path, early = self._path([start.node for start in given])
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
+        retain_reads(False)
         self._branches = [_Branch(path, key) for key in path.nodes if key in path.to_input and path.edges_off(key)]
         grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
         _cut_input_path(path)
@@ -224,7 +244,7 @@ class SplitBackward:
         self._outputs, self._starts, self._branches, self._early, self._inputs = None, [], [], {}, ()
 
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:
-        """The input path, and the weights that rule 7 makes inputs of it."""
+        """The input path, and the weights that rule 8 makes inputs of it."""
         early: list[Parameter] = []
         while True:
             late = [weight for weight in self._trained if all(weight is not other for other in early)]
@@ -285,7 +305,7 @@ def _explore(roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: 
 
 
 def _cut_input_path(path: _Path) -> None:
-    """Rule 4. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
+    """Rule 5. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
     for key in path.nodes:
         for at, _, _ in path.edges_along(key):
             autograd.cut_edge(path.nodes[key], at)
@@ -317,16 +337,13 @@ class GradFunction:
             ValueError: a gradient does not fit its output.
             RuntimeError: the gradients have been asked for before.
         """
-        self._expect("compute_input_grad or a full call", "nothing more")
-        with self._session.reading(retain=False):
+        with self._step("compute_input_grad or a full call", "nothing more"):
             input_grads, weight_grads = self._split.full(self._split.ones() if sens is None else sens)
-        self._session.clear()
         return self._placed(input_grads), self._added(weight_grads)
 
     def compute_input_grad(self, sens: Any = None) -> Any:
         """Gradients of the inputs only. Arguments and errors as in the full call."""
-        self._expect("compute_input_grad or a full call", "compute_weight_grad")
-        with self._session.reading(retain=True):
+        with self._step("compute_input_grad or a full call", "compute_weight_grad"):
             return self._placed(self._split.inputs(self._split.ones() if sens is None else sens))
 
     def compute_weight_grad(self, keep_graph: bool = False) -> Gradients:
@@ -335,24 +352,31 @@ class GradFunction:
         Args:
             keep_graph: whether they may be asked for again.
         """
-        self._expect("compute_weight_grad", "compute_weight_grad" if keep_graph else "nothing more")
-        with self._session.reading(retain=keep_graph):
+        with self._step("compute_weight_grad", "compute_weight_grad" if keep_graph else "nothing more"):
             grads = self._split.weights(keep_graph)
-        if not keep_graph:
-            self._session.clear()
         return self._added(grads)
 
-    def _expect(self, step: str, following: str) -> None:
+    @contextlib.contextmanager
+    def _step(self, step: str, following: str) -> Iterator[None]:
+        """Run a step in its turn; after the last one, or one that fails, everything is let go."""
         if self._next != step:
             raise RuntimeError(f"{step} was asked for, but {self._next} comes next; run the forward again.")
-        self._next = following
+        self._next = "nothing more"
+        try:
+            with self._session.reading(retain=following != "nothing more"):
+                yield
+            self._next = following
+        finally:
+            if self._next == "nothing more":
+                self._split.release()
+                self._session.clear()
 
     def _placed(self, grads: Gradients) -> Any:
         found = iter(grads)
         return map_leaves(lambda wanted: next(found) if wanted else None, self._places)
 
     def _added(self, grads: Gradients) -> Gradients:
-        for weight, grad in zip(self._weights, grads):
+        for weight, grad in {id(weight): (weight, grad) for weight, grad in zip(self._weights, grads)}.values():
             if grad is not None:
                 autograd.add_gradient(weight, grad)
         return grads
@@ -378,7 +402,7 @@ def forward_and_gradfn(
         kwargs: keyword arguments of `fn`; they get no gradients.
 
     Errors:
-        ValueError: there is no input at `grad_position`.
+        ValueError: there is no input at `grad_position`, or `has_aux` and `fn` returns one output only.
     """
     positions = range(len(inputs)) if grad_position == -1 else grad_position
     wanted = (positions,) if isinstance(positions, int) else tuple(positions)
@@ -386,12 +410,18 @@ def forward_and_gradfn(
         raise ValueError(f"grad_position is {grad_position}, but there are {len(inputs)} inputs, counted from 0.")
     if weights is None:
         weights = fn.trainable_params() if isinstance(fn, Cell) else ()
+    weights = tuple(weights)
     own = [map_leaves(_own, value) if position in wanted else value for position, value in enumerate(inputs)]
     places = tuple(map_leaves(_is_differentiable, own[position]) for position in wanted)
     input_leaves = [leaf for position in wanted for leaf in leaves(own[position]) if _is_differentiable(leaf)]
     session = RecomputeSession("forward_and_gradfn")
     with session.collecting(), autograd.recording():
         outputs = fn(*own, **kwargs)
+    if has_aux and not (isinstance(outputs, (tuple, list)) and outputs):
+        raise ValueError(
+            f"has_aux says that fn returns an output and more, in a tuple, but it returned a {type(outputs).__name__}; "
+            "return both, or leave has_aux out."
+        )
     split = SplitBackward(outputs[0] if has_aux else outputs, input_leaves, weights)
     result = map_leaves(lambda leaf: autograd.detached(leaf) if isinstance(leaf, Tensor) else leaf, outputs)
     return result, GradFunction(split, session, weights, places[0] if isinstance(positions, int) else places)

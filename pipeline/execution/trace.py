@@ -42,7 +42,7 @@ class Trace:
 
 
 def to_rows(events: Iterable[TraceEvent], origin: float = 0.0) -> list[dict[str, Any]]:
-    """Events as plain values, times in seconds after `origin`."""
+    """Events as plain values, times in seconds after `origin`: a row of the JSON form that `plan.render` draws."""
     return [
         {
             "action": str(event.action),
@@ -52,8 +52,3 @@ def to_rows(events: Iterable[TraceEvent], origin: float = 0.0) -> list[dict[str,
         }
         for event in events
     ]
-
-
-def from_rows(rows: Iterable[dict[str, Any]]) -> list[TraceEvent]:
-    """The events that `to_rows` wrote."""
-    return [TraceEvent(Action.parse(row["action"]), row["start"], row["end"], row["waiting"]) for row in rows]

@@ -53,7 +53,7 @@ class Watch:
         self._gone: Failure | None = None
         self._decided: Failure | None = None
         self._told = threading.Event()
-        self._stop = threading.Event()
+        self._leaving = False
         self._line: Line | None = None
         self._thread: threading.Thread | None = None
 
@@ -113,10 +113,10 @@ class Watch:
         """Stop watching. The others are told, so that they do not take it for a loss."""
         if self._line is None or self._decided is not None:
             return
-        self._stop.set()
+        self._leaving = True
+        self._line.say_bye()
         if self._thread is not None:
-            self._thread.join()
-        self._line.send({"bye": True})
+            self._thread.join(self._timeout)
         self._line.close()
         atexit.unregister(self._end_at_exit)
 
@@ -142,20 +142,22 @@ class Watch:
         """What the thread does until the schedule is closed, the monitor says bye, or a failure ends the process."""
         heard = beat = time.monotonic()
         rank_0 = Place()
-        while not self._stop.is_set():
+        while True:
             self._line.wait(INTERVAL)
             now = time.monotonic()
             for message in self._line.read():
                 heard = now
                 if "bye" in message:
-                    return
+                    return self._line.say_bye()
                 rank_0 = Place(*message.get("here", rank_0))
                 self._hear(message)
             if not self._line.open:
+                if self._leaving:
+                    return None
                 return self._lose(self._reporter.failure(0, rank_0, GONE), rank_0.busy)
             if now - heard > self._timeout:
                 self._end(self._reporter.failure(0, rank_0, silence(self._timeout)))
-            if now - beat > BEAT:
+            if now - beat > BEAT and not self._leaving:
                 beat = now
                 self._line.send({"place": self._place})
             self._look_at_this_rank(now)

@@ -19,15 +19,15 @@ def per_stage(value: PerStage, stages: int, what: str) -> list[float]:
     """One number for each stage.
 
     Raises:
-        PlanError: a sequence of another length, or a negative number.
+        PlanError: a sequence of another length, or a number that is negative, infinite or none.
     """
     values = [value] * stages if isinstance(value, (int, float)) else list(value)
     if len(values) != stages:
         raise PlanError(
             f"expected one number or {stages} (one per stage) for {what}, saw {len(values)}; check the costs"
         )
-    if any(not number >= 0 for number in values):
-        raise PlanError(f"expected numbers from 0 up for {what}, saw {values}; check the costs")
+    if any(not 0 <= number < float("inf") for number in values):
+        raise PlanError(f"expected finite numbers from 0 up for {what}, saw {values}; check the costs")
     return values
 
 
@@ -46,6 +46,12 @@ class Communication:
     bandwidth: float = float("inf")
     forward_size: PerStage = 0.0
     backward_size: PerStage = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency < float("inf"):
+            raise PlanError(f"expected a finite latency from 0 up, saw {self.latency}; check the costs")
+        if not self.bandwidth > 0:
+            raise PlanError(f"expected a bandwidth above 0, saw {self.bandwidth}; check the costs")
 
     def forward_times(self, stages: int) -> list[float]:
         """For each stage the time of sending its output."""

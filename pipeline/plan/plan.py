@@ -79,10 +79,13 @@ class Plan:
         rows = tuple(_parse_row(rank, cells, wrong) for rank, cells in enumerate(csv.reader(io.StringIO(text))))
         if wrong:
             raise PlanError("\n".join(wrong))
+        parts = [part for row in rows for action in row for part in action.parts]
         if placement is None:
+            _check_numbers(parts, "stage", [part.stage for part in parts])
             placement = _read_placement(rows)
         if micro_batches is None:
-            micro_batches = 1 + max(part.micro_batch for row in rows for action in row for part in action.parts)
+            _check_numbers(parts, "micro-batch", [part.micro_batch for part in parts])
+            micro_batches = 1 + max(part.micro_batch for part in parts)
         return Plan(rows, placement, micro_batches, name)
 
     def digest(self) -> str:
@@ -102,6 +105,13 @@ def _parse_row(rank: int, cells: list[str], wrong: list[str]) -> Row:
         except PlanError as error:
             wrong.append(f"row {rank}, cell {position}: {error}")
     return tuple(actions)
+
+
+def _check_numbers(parts: list[Action], what: str, numbers: list[int]) -> None:
+    """A number beyond the count of actions is a slip of the pen: there are not enough actions for those below it."""
+    if max(numbers, default=0) > len(parts):
+        worst = parts[numbers.index(max(numbers))]
+        raise PlanError(f"expected every {what} up to the largest, saw {worst} among only {len(parts)} actions")
 
 
 def _read_placement(rows: tuple[Row, ...]) -> Placement:

@@ -1,6 +1,6 @@
 """What is wrong with a plan.
 
-Checked in this order, and the next only if the one before found nothing:
+Checked in this order, and 3 and 4 only if nothing was found before:
 1. Each action alone: stage and micro-batch in range, on the rank that holds the stage, known to its neighbours.
 2. Each chunk: one F, one B or one I and one W, at most one R; F before R before B or I, I before W.
 3. Sends and receives, if there are any: one of each for each transfer between ranks; a send after what it sends, a
@@ -53,11 +53,8 @@ def faults(plan: Plan) -> list[Fault]:
     """Everything that is wrong with a plan, in the order of ranks and positions."""
     if len(plan.rows) != plan.ranks:
         raise PlanError(f"expected {plan.ranks} rows (the placement's ranks), saw {len(plan.rows)}")
-    for check in (_stray_actions, _chunk_faults, _transfer_faults, _deadlock):
-        found = check(plan)
-        if found:
-            return sorted(found, key=lambda fault: fault[:2])
-    return []
+    found = [*_stray_actions(plan), *_chunk_faults(plan)] or _transfer_faults(plan) or _deadlock(plan)
+    return sorted(found, key=lambda fault: fault[:2])
 
 
 def _stray_actions(plan: Plan) -> list[Fault]:
@@ -106,7 +103,9 @@ def _chunk_faults(plan: Plan) -> list[Fault]:
             for part in action.parts:
                 if part.kind in COMMUNICATION:
                     continue
-                kinds = seen[part.stage, part.micro_batch]
+                kinds = seen.get((part.stage, part.micro_batch))
+                if kinds is None:
+                    continue  # not of this rank: a stray action
                 reason = _why_out_of_order(part, kinds)
                 if part is action.parts[-1] and len({other[::2] for other in action.parts}) < len(action.parts):
                     reason = "a chunk cannot overlap with itself"

@@ -17,11 +17,14 @@ import random
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.plan import Communication, Costs, Memory, PlanError
 from pipeline.plan.search import auto

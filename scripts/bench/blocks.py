@@ -1,4 +1,4 @@
-"""The models of the split and retention benches: plain layers, residual MLP blocks, a transformer block."""
+"""The models of the split bench: plain layers, residual MLP blocks with and without a norm, transformer blocks."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RmsNorm(nn.Cell):
 
 
 class MlpBlock(nn.Cell):
-    """x + W2 relu(W1 rmsnorm(x)), four times as wide inside. x: [tokens, width]."""
+    """x + W2 relu(W1 norm(x)), four times as wide inside; the norm only where asked for. x: [tokens, width]."""
 
-    def __init__(self, rng: np.random.Generator, width: int) -> None:
+    def __init__(self, rng: np.random.Generator, width: int, normed: bool = False) -> None:
         super().__init__()
-        self.norm = RmsNorm(width)
+        self.norm = RmsNorm(width) if normed else nn.Identity()
         self.up = linear(rng, width, 4 * width)
         self.down = linear(rng, 4 * width, width)
 
@@ -46,11 +46,19 @@ class MlpBlock(nn.Cell):
 
 
 class TransformerBlock(nn.Cell):
-    """Attention over one sequence and a gelu MLP, each after a layer norm and with a residual. x: [tokens, width]."""
+    """Attention within sequences and a gelu MLP, each after a layer norm and with a residual. x: [tokens, width].
 
-    def __init__(self, rng: np.random.Generator, width: int, heads: int) -> None:
+    Args:
+        rng: makes the weights.
+        width: of the model.
+        heads: how many heads attend.
+        length: of a sequence; the tokens of x are one sequence after the other.
+    """
+
+    def __init__(self, rng: np.random.Generator, width: int, heads: int, length: int) -> None:
         super().__init__()
         self.heads = heads
+        self.length = length
         self.norms = nn.CellList([nn.LayerNorm((width,)), nn.LayerNorm((width,))])
         self.query_key_value = linear(rng, width, 3 * width, has_bias=True)
         self.out = linear(rng, width, width, has_bias=True)
@@ -66,10 +74,12 @@ class TransformerBlock(nn.Cell):
         query, key, value = (self._heads(part) for part in mint.split(self.query_key_value(x), width, -1))
         scores = mint.bmm(query, key.swapaxes(-1, -2)) * (1 / math.sqrt(width // self.heads))
         mixed = mint.bmm(ops.softmax(scores, -1), value)
-        return self.out(mixed.swapaxes(0, 1).reshape(tokens, width))
+        mixed = mixed.reshape(-1, self.heads, self.length, mixed.shape[-1])
+        return self.out(mixed.swapaxes(1, 2).reshape(tokens, width))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0], self.heads, -1).swapaxes(0, 1)
+        parts = x.reshape(-1, self.length, self.heads, x.shape[1] // self.heads).swapaxes(1, 2)
+        return parts.reshape(-1, self.length, parts.shape[-1])
 
 
 class Stack(nn.Cell):
@@ -92,14 +102,20 @@ def model(case: str, wrapper: Wrapper) -> tuple[Stack, tuple[int, ...]]:
     Raises:
         KeyError: there is no such case.
     """
+    make, count, shape = _MODELS[case]
     rng = np.random.default_rng(0)
-    blocks, shape = {
-        "layers-1024": lambda: ([linear(rng, 1024, 1024) for _ in range(6)], (1024, 1024)),
-        "mlp-256": lambda: ([MlpBlock(rng, 256) for _ in range(8)], (256, 256)),
-        "mlp-1024": lambda: ([MlpBlock(rng, 1024) for _ in range(8)], (256, 1024)),
-        "transformer": lambda: ([TransformerBlock(rng, 768, 12)], (512, 768)),
-    }[case]()
-    return Stack(blocks, wrapper), shape
+    return Stack([make(rng, shape[1]) for _ in range(count)], wrapper), shape
 
 
-CASES = ("layers-1024", "mlp-256", "mlp-1024", "transformer")
+_MODELS: dict[str, tuple[Callable[..., nn.Cell], int, tuple[int, int]]] = {
+    "layers-1024": (lambda rng, width: linear(rng, width, width), 6, (1024, 1024)),
+    "mlp-256": (MlpBlock, 8, (256, 256)),
+    "mlp-1024": (MlpBlock, 8, (256, 1024)),
+    "mlp-norm-256": (lambda rng, width: MlpBlock(rng, width, normed=True), 8, (256, 256)),
+    "mlp-norm-1024": (lambda rng, width: MlpBlock(rng, width, normed=True), 8, (256, 1024)),
+    "transformer-768": (lambda rng, width: TransformerBlock(rng, width, 12, 512), 1, (512, 768)),
+    "transformer-4096": (lambda rng, width: TransformerBlock(rng, width, 32, 128), 1, (256, 4096)),
+}
+"""Per case: what makes a block of a width, how many there are, the shape of the input (tokens, width)."""
+
+CASES = tuple(_MODELS)

@@ -18,6 +18,7 @@ from torch.distributed import pipelining
 from torch.utils.checkpoint import checkpoint
 
 from scripts.bench import peer_case
+from scripts.bench.calibrated_wait import wait_until
 from scripts.bench.peer_case import Case, Step
 
 
@@ -26,14 +27,16 @@ class WaitForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
+        end = time.perf_counter() + peer_case.BLOCK_WAIT
         ctx.save_for_backward(x)
-        time.sleep(peer_case.BLOCK_WAIT)
-        return x * 1.0
+        result = x * 1.0
+        wait_until(end)
+        return result
 
     @staticmethod
     def backward(ctx, gradient):
-        _ = ctx.saved_tensors
-        time.sleep(peer_case.BLOCK_WAIT)
+        _ = ctx.saved_tensors  # first: it may be replayed here
+        wait_until(time.perf_counter() + peer_case.BLOCK_WAIT)
         return gradient
 
 
@@ -47,8 +50,8 @@ class WaitWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        _ = ctx.saved_tensors
-        time.sleep(peer_case.BLOCK_WAIT)
+        _ = ctx.saved_tensors  # first: it may be replayed here
+        wait_until(time.perf_counter() + peer_case.BLOCK_WAIT)
         return gradient
 
 

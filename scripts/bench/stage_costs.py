@@ -23,6 +23,8 @@ from mindspore import Tensor
 from rich.console import Console
 from rich.progress import track
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from hyper_parallel.core.activation_checkpoint import checkpoint_exclude_wrapper, checkpoint_wrapper
 from hyper_parallel.platform.mindspore.memory import MIB, MemoryMeter, memory_meter
 from pipeline.execution.chunk import Chunk

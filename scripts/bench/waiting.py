@@ -1,4 +1,7 @@
-"""A block that takes time and does nothing: its forward, dx and dw sleep. So many ranks can be timed on few cores."""
+"""A block that takes time and does nothing: its forward, dx and dw sleep. So many ranks can be timed on few cores.
+
+The waits are calibrated: each takes the time that is asked for, the lateness of a sleep included.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,24 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from hyper_parallel.platform.mindspore.autograd import Function
+from scripts.bench.calibrated_wait import wait_until
 
 
 class _WaitForward(Function):
     """Sleeps in the forward and in dx. What it saves makes a replay necessary."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, seconds: float, end: float) -> Tensor:
         ctx.save_for_backward(x)
         ctx.seconds = seconds
-        time.sleep(seconds)
+        wait_until(end)  # before the operator: a replay that has saved what is needed stops at the next one
         return x * 1.0
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        _ = ctx.saved_tensors
-        time.sleep(ctx.seconds)
-        return gradient, None
+        _ = ctx.saved_tensors  # first: it may be replayed here
+        wait_until(time.perf_counter() + ctx.seconds)
+        return gradient, None, None
 
 
 class _WaitWeight(Function):
@@ -39,8 +43,8 @@ class _WaitWeight(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
-        _ = ctx.saved_tensors
-        time.sleep(ctx.seconds)
+        _ = ctx.saved_tensors  # first: it may be replayed here
+        wait_until(time.perf_counter() + ctx.seconds)
         return gradient, None
 
 
@@ -61,4 +65,5 @@ class WaitBlock(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         """Map a tensor of any shape to the same one."""
         self.runs += 1
-        return _WaitForward.apply(x, self.seconds) + _WaitWeight.apply(self.weight, self.seconds)
+        end = time.perf_counter() + self.seconds
+        return _WaitForward.apply(x, self.seconds, end) + _WaitWeight.apply(self.weight, self.seconds)

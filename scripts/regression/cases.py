@@ -93,6 +93,11 @@ def _combinations(ranks: Sequence[int]) -> Iterator[Case]:
                 yield Case(schedule, rank_count, virtual, recompute, exclusion, split, model)
 
 
+def full_cases() -> list[Case]:
+    """Cases that hold every triple of values that any case holds."""
+    return _cover(all_cases(), [], 3)
+
+
 def quick_cases() -> list[Case]:
     """Few cases that hold every pair of values that any case holds.
 
@@ -115,15 +120,15 @@ def quick_cases() -> list[Case]:
                 and case.model == model
             )
         )
-    return _cover_pairs(candidates, chosen)
+    return _cover(candidates, chosen, 2)
 
 
-def _cover_pairs(candidates: Sequence[Case], chosen: list[Case]) -> list[Case]:
-    """Add the candidate with the most pairs not yet seen, until all are seen."""
-    pairs_of = {case: frozenset(itertools.combinations(enumerate(case), 2)) for case in candidates}
-    missing = frozenset().union(*pairs_of.values()) - frozenset().union(*(pairs_of[case] for case in chosen))
+def _cover(candidates: Sequence[Case], chosen: list[Case], size: int) -> list[Case]:
+    """Add the candidate with the most groups of `size` values not yet seen, until all groups are seen."""
+    groups_of = {case: frozenset(itertools.combinations(enumerate(case), size)) for case in candidates}
+    missing = frozenset().union(*groups_of.values()) - frozenset().union(*(groups_of[case] for case in chosen))
     while missing:
-        best = max(candidates, key=lambda case: len(pairs_of[case] & missing))
+        best = max(candidates, key=lambda case: len(groups_of[case] & missing))
         chosen = [*chosen, best]
-        missing -= pairs_of[best]
+        missing -= groups_of[best]
     return chosen

@@ -43,15 +43,16 @@ class ChunkSampler:
         }
 
     def _sample(self, step: Any, action: Action) -> None:
-        step.run_default(action)
+        """Run an action. Within an overlapped pair the chunks are counted between its halves, as the simulator does."""
         for part in action.parts:
+            step.run_default(part)
             key = (part.stage, part.micro_batch)
             chunk = step.chunk(part)
             if chunk is not None:
                 self._chunks[key] = chunk
                 self._held.setdefault((part.stage, part.kind), chunk.held_bytes())
-        self._chunks = {key: chunk for key, chunk in self._chunks.items() if chunk.state is not ChunkState.RELEASED}
-        self._most_chunks = max(self._most_chunks, len(self._chunks))
+            self._chunks = {key: chunk for key, chunk in self._chunks.items() if chunk.state is not ChunkState.RELEASED}
+            self._most_chunks = max(self._most_chunks, len(self._chunks))
         self._most_bytes = max(self._most_bytes, sum(chunk.held_bytes() for chunk in self._chunks.values()))
 
     def _memory(self) -> Memory:

@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from pipeline.launch import Cluster, Job, LaunchError, check_port, free_port
+from pipeline.launch import Cluster, Failure, Job, LaunchError, check_port, free_port
 from scripts.training import checkpoint, report
-from scripts.training.options import check, model_sizes, parse
+from scripts.training.options import check, model_sizes, parse, plan_of
 from scripts.training.progress import Progress
 
 __all__ = ["main"]
+
+WORKER = Path(__file__).with_name("train.py")
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -43,7 +45,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         job.start()
         succeeded = _follow(job, options)
         if not succeeded:
-            print(f"\ntraining failed: {job.failure()}", file=sys.stderr)
+            failure = job.failure()
+            print(f"\ntraining failed: {failure}{_stages_of(failure, options)}", file=sys.stderr)
             return 1
     except LaunchError as error:
         return _refuse(error)
@@ -67,6 +70,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _check_environment() -> None:
     """See that MindSpore and the device are there. Imported here, so that a wrong MindSpore is told like the rest."""
+    os.environ.setdefault("GLOG_v", "3")  # one sentence, and not MindSpore's warnings around it
     from hyper_parallel.platform.mindspore.environment import check_device, check_mindspore_version, device_target
 
     check_mindspore_version()
@@ -91,15 +95,7 @@ def _check_out(options: argparse.Namespace) -> None:
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
-    port = options.port or free_port()
-    cluster = Cluster(
-        ranks=options.workers * options.nodes,
-        local_ranks=options.workers,
-        master_addr=options.master_addr,
-        port=port,
-        node_rank=options.node_rank,
-        start_time_out=options.start_time_out,
-    )
+    cluster = Cluster.from_options(options, options.port or free_port())
     if options.node_rank == 0:
         check_port(cluster.master_addr, cluster.port)
     return cluster
@@ -117,7 +113,7 @@ def _prepare(options: argparse.Namespace, cluster: Cluster) -> Job:
         file.unlink()
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     report.write_json(options.out / "options.json", plain)
-    command = [str(Path(__file__).with_name("train.py")), str(options.out / "options.json")]
+    command = [str(WORKER), str(options.out / "options.json")]
     return Job(command, cluster, options.out / "logs", _environment())
 
 
@@ -135,6 +131,13 @@ def _follow(job: Job, options: argparse.Namespace) -> bool:
             if outcome is not None:
                 return outcome
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _stages_of(failure: Failure, options: argparse.Namespace) -> str:
+    """Return which stages the failed rank holds, when the failure itself does not say where it was."""
+    if failure.rank is None or failure.stage is not None:
+        return ""
+    return f"; rank {failure.rank} runs stage {', '.join(map(str, plan_of(options).placement.stages_of(failure.rank)))}"
 
 
 def _report(options: argparse.Namespace) -> None:

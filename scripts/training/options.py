@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from pipeline import machines
 from pipeline.plan import Plan, PlanError
 from pipeline.plan.schedules import SCHEDULES, TAKES_VIRTUAL, make_plan
 from scripts.training.text_files import check_data, default_data
@@ -16,6 +17,10 @@ __all__ = ["OptionError", "check", "model_sizes", "parse", "plan_of"]
 
 RECOMPUTE = ("prefire", "lazy")
 _MODEL_SIZES = ("layers", "width", "heads", "experts", "experts_per_token", "expert_width", "length", "seed")
+_AT_LEAST_ONE = (
+    *("steps", "checkpoint_every", "validate_every", "batch", "micro_batches", "stages"),
+    *("layers", "length", "width", "heads", "experts", "experts_per_token", "expert_width"),
+)
 
 
 class OptionError(ValueError):
@@ -28,7 +33,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     options.out = (options.out or Path("out") / time.strftime("train-%Y%m%d-%H%M%S")).resolve()
     options.data = (options.data or default_data()).resolve()
     if options.workers is None:
-        options.workers = max(1, options.stages // (options.nodes * _stages_per_worker(options.schedule)))
+        options.workers = max(1, options.stages // (max(1, options.nodes) * _stages_per_worker(options.schedule)))
     return options
 
 
@@ -69,20 +74,9 @@ def check(options: argparse.Namespace) -> None:
     """Find contradictions among the options before any worker starts.
 
     Raises:
-        OptionError, DataError: one sentence that says what is wrong and what to change.
+        OptionError, MachineError, DataError: one sentence that says what is wrong and what to change.
     """
-    for name in (
-        "steps",
-        "batch",
-        "micro_batches",
-        "layers",
-        "stages",
-        "workers",
-        "nodes",
-        "length",
-        "width",
-        "experts",
-    ):
+    for name in _AT_LEAST_ONE:
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
             raise OptionError(f"--{flag} is {getattr(options, name)}, but must be at least 1: give --{flag} 1 or more")
@@ -96,27 +90,13 @@ def check(options: argparse.Namespace) -> None:
             f"--layers {options.layers} is fewer than --stages {options.stages}, and a stage needs at least one layer: "
             f"give --layers {options.stages} or more, or fewer stages"
         )
-    _check_machines(options)
+    machines.check_options(options)
     plan_of(options)
     if options.width % options.heads:
         raise OptionError(f"--width {options.width} is not a multiple of --heads {options.heads}: change one of them")
     if options.experts_per_token > options.experts:
         raise OptionError(f"--experts-per-token {options.experts_per_token} is more than --experts {options.experts}")
     check_data(options.data)
-
-
-def _check_machines(options: argparse.Namespace) -> None:
-    if not 0 <= options.node_rank < options.nodes:
-        raise OptionError(
-            f"--node-rank {options.node_rank} is not one of {options.nodes} machines: "
-            f"number them from 0 to {options.nodes - 1}, and give each --nodes {options.nodes}"
-        )
-    if options.nodes > 1 and options.master_addr in ("127.0.0.1", "localhost"):
-        raise OptionError(
-            "--master-addr must be an address of machine 0 that the others can reach when --nodes is more than 1"
-        )
-    if options.nodes > 1 and options.port == 0:
-        raise OptionError("--port must be given when --nodes is more than 1, the same on every machine")
 
 
 def _next_multiple(value: int, of: int) -> int:
@@ -141,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     job = parser.add_argument_group("job")
     job.add_argument(
-        "--steps", type=int, default=200, help="train until this many steps are done, those before a resume included"
+        "--steps", type=int, default=100, help="train until this many steps are done, those before a resume included"
     )
     job.add_argument("--out", type=Path, help="output folder; a new one under out/ when not given")
     job.add_argument(
@@ -169,11 +149,14 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--learning-rate", type=float, default=4e-3, help="highest learning rate")
     model.add_argument("--seed", type=int, default=1, help="of the first weights and the order of the data")
     where = parser.add_argument_group("machines")
-    where.add_argument("--nodes", type=int, default=1, help="number of machines; start the same command on each")
-    where.add_argument("--node-rank", type=int, default=0, help="number of this machine, 0 for the first")
-    where.add_argument("--master-addr", default="127.0.0.1", help="address of machine 0")
-    where.add_argument("--port", type=int, default=0, help="TCP port on machine 0; 0 takes a free one")
-    where.add_argument("--start-time-out", type=int, default=120, metavar="S", help="seconds for all workers to appear")
+    machines.add_options(where)
+    where.add_argument(
+        "--time-out",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds after which a hanging worker ends the job",
+    )
     return parser
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -85,7 +86,8 @@ def draw_timeline(out: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
     plan = Plan.from_csv((out / "plan.csv").read_text(), name=str(ranks[0].get("plan", "plan")))
     if plan.ranks == len(events):
         costs = measured_costs(measured, plan.stages)
-        timelines.append(simulated(simulate(plan, costs), "simulated, each action as long as its measured mean", "s"))
+        again = simulated(simulate(plan, costs), "simulated, each action as long as its measured mean", "s")
+        timelines.append(replace(again, memory=()))  # nobody measured what a chunk keeps
     save_picture(timelines, out / "timeline.png")
     (out / "timeline.perfetto.json").write_text(chrome_trace(timelines))
 

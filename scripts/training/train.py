@@ -43,7 +43,7 @@ def main() -> None:
         Worker(options, target, world).train()
     except BaseException as error:
         traceback.print_exc()
-        mark_failed(world.rank, error, stage=world.rank)
+        mark_failed(world.rank, error)
         sys.stderr.flush()
         os._exit(1)
     mark_finished(world.rank)
@@ -64,7 +64,7 @@ class Worker:
             for stage in plan.placement.stages_of(world.rank)
         ]
         stages = [PipelineStage(model, model.stage, plan.stages) for model in self.models]
-        self.schedule = Schedule(plan, stages, world=world)
+        self.schedule = Schedule(plan, stages, world=world, timeout=options.time_out)
         self.text = Text(Path(options.data), options.length, options.seed)
         rate = WarmUpThenInverseSquareRoot(options.learning_rate)
         self.optimizer = nn.AdamWeightDecay(self.schedule.parameters(), rate, weight_decay=0.01)
@@ -83,6 +83,7 @@ class Worker:
             if step == self.options.steps or step % self.options.checkpoint_every == 0:
                 self._save(step)
         self._report(runs, (self.options.steps - first) * self.options.micro_batches)
+        self.schedule.close()
 
     def _step(self, step: int) -> Optional[float]:
         """Train on one batch; return the loss on the rank of the last stage, None on the others."""

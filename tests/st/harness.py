@@ -18,6 +18,11 @@ from pipeline.launch import Cluster, Failure, Job, free_port
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).resolve().parent / "workers"
 TAIL = 40
+SMALL_JOB = (
+    *("--layers", "4", "--width", "32", "--expert-width", "32", "--length", "32"),
+    *("--batch", "8", "--micro-batches", "4"),
+)
+"""Options that make the training job small."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONUNBUFFERED": "1"}
 
 

@@ -80,5 +80,8 @@ def test_a_rank_with_the_wrong_stage_is_named_to_all(execution: dict[int, Any]) 
     assert "rank 2, at the start: expected stages [2] of 4" in messages.pop()
 
 
-def test_a_plan_from_csv(execution: dict[int, Any]) -> None:
-    assert max(found["error"] for found in of_case(execution, "from_csv")) <= TOLERANCE
+@pytest.mark.parametrize("source", ["from_csv", "from_auto"])
+def test_a_plan_without_a_name(execution: dict[int, Any], source: str) -> None:
+    for found in of_case(execution, source):
+        assert found["error"] <= TOLERANCE
+        assert found["ran"] == found["row"]

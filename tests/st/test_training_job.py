@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Optional
 
 import mindspore as ms
 import numpy as np
@@ -23,26 +23,19 @@ from scripts.training.data import Text
 from scripts.training.model import ModelShape, StageModel
 from scripts.training.options import model_sizes, parse
 from scripts.training.report import read_metrics, write_json
-from tests.st.harness import run_job
+from tests.st.harness import SMALL_JOB, run_job
 
 pytestmark = pytest.mark.st
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = [
-    "--layers",
-    "4",
-    "--width",
-    "32",
-    "--expert-width",
-    "32",
-    "--length",
-    "32",
-    "--batch",
-    "8",
-    "--micro-batches",
-    "4",
-]
 QUIET = ["--sample-bytes", "0", "--validate-every", "5"]
+FAULTY = f"""
+import sys
+from pathlib import Path
+from scripts.training import launch
+launch.WORKER = Path({str(ROOT / "tests" / "st" / "workers" / "training_fault.py")!r})
+sys.exit(launch.main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +54,21 @@ def ten_steps(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _command(out: Path, text: Path, *options: str) -> list[str]:
-    arguments = [*SMALL, *QUIET, "--out", str(out), "--data", str(text), *options]
-    return [sys.executable, "-m", "scripts.training.launch", *arguments]
+def _command(out: Path, text: Path, *options: str, fault: str = "") -> list[str]:
+    arguments = [*SMALL_JOB, *QUIET, "--out", str(out), "--data", str(text), *options]
+    return [sys.executable, *(["-c", FAULTY] if fault else ["-m", "scripts.training.launch"]), *arguments]
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+def _environment(fault: str = "") -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TRAINING_FAULT": fault}
 
 
-def _train(out: Path, text: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def _train(out: Path, text: Path, *options: str, code: int = 0, fault: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the job to its end; ``fault`` as in `workers/training_fault.py`."""
     done = subprocess.run(
-        _command(out, text, *options),
+        _command(out, text, *options, fault=fault),
         cwd=ROOT,
-        env=_environment(),
+        env=_environment(fault),
         capture_output=True,
         text=True,
         timeout=240,
@@ -96,7 +90,7 @@ def _left(out: Path) -> list[psutil.Process]:
 
 
 def test_gradients_equal_one_process_without_checkpointing(text: Path, tmp_path: Path) -> None:
-    options = parse([*SMALL, "--data", str(text), "--out", str(tmp_path / "out")])
+    options = parse([*SMALL_JOB, "--data", str(text), "--out", str(tmp_path / "out")])
     (tmp_path / "out").mkdir()
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     write_json(tmp_path / "options.json", plain)
@@ -143,9 +137,10 @@ def test_the_output_folder_holds_what_was_promised(ten_steps: Path) -> None:
 
 
 def test_ten_and_ten_steps_are_twenty_bit_for_bit(ten_steps: Path, text: Path, tmp_path: Path) -> None:
-    _train(ten_steps, text, "--steps", "20", "--resume")
-    _train(tmp_path / "whole", text, "--steps", "20")
-    resumed, whole = (read_metrics(out / "metrics.jsonl") for out in (ten_steps, tmp_path / "whole"))
+    shutil.copytree(ten_steps, tmp_path / "resumed")
+    for name, options in (("resumed", ["--resume"]), ("whole", [])):
+        _train(tmp_path / name, text, "--steps", "20", *options)
+    resumed, whole = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("resumed", "whole"))
     assert [line["step"] for line in resumed] == list(range(1, 21))
     assert [line["loss"] for line in resumed] == [line["loss"] for line in whole]
     assert [line.get("validation_loss") for line in resumed] == [line.get("validation_loss") for line in whole]
@@ -176,15 +171,33 @@ def test_bad_input_is_one_sentence(options: list[str], words: str, text: Path, t
     assert words in done.stderr and done.stderr.strip().count("\n") == 0 and done.stdout == ""
 
 
-def _worker(out: Path, rank: int) -> Optional[psutil.Process]:
-    for process in _left(out):
-        try:
-            environment = process.environ()
-        except psutil.Error:
-            continue
-        if environment.get("MS_ROLE") == "MS_WORKER" and environment.get("RANK_ID") == str(rank):
-            return process
-    return None
+def test_resuming_another_model_is_one_sentence(ten_steps: Path, text: Path) -> None:
+    done = _train(ten_steps, text, "--steps", "30", "--resume", "--width", "16", code=2)
+    assert "another model: width 32 (now 16)" in done.stderr and done.stderr.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("raise", ["ValueError: no luck today"]), ("kill", ["the process is gone", "rank 2 was ended by SIGKILL"])],
+)
+def test_a_fault_in_mid_step_ends_the_job(how: str, words: list[str], text: Path, tmp_path: Path) -> None:
+    """Rank, stage, action and cause are on the terminal that started the job, and the plan's row."""
+    start = time.monotonic()
+    done = _train(tmp_path / "out", text, "--steps", "100000", code=1, fault=f"{how}:2:3")
+    assert time.monotonic() - start < 60, "with the time to start"
+    assert "training failed: rank 2, stage 2, action 2B2 (" in done.stderr and ">>2B2<<" in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert len(read_metrics(tmp_path / "out" / "metrics.jsonl")) == 2
+
+
+def test_a_crash_while_writing_a_checkpoint_loses_nothing(ten_steps: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = _train(out, text, "--steps", "100000", "--checkpoint-every", "2", code=1, fault="kill-in-checkpoint:2:4")
+    assert "training failed: rank 2" in done.stderr and "SIGKILL" in done.stderr and "stage 2" in done.stderr
+    _train(out, text, "--steps", "6", "--resume")
+    resumed, whole = (read_metrics(folder / "metrics.jsonl") for folder in (out, ten_steps))
+    assert [line["loss"] for line in resumed] == [line["loss"] for line in whole[:6]]
 
 
 def _wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
@@ -206,23 +219,6 @@ def _start(out: Path, text: Path, *options: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def test_a_killed_worker_ends_the_job_and_it_resumes(text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = _start(out, text, "--steps", "100000", "--checkpoint-every", "2")
-    _wait_for_step(process, out, 3)
-    victim = _worker(out, 2)
-    assert victim is not None
-    victim.send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    _, error = process.communicate(timeout=100)
-    assert time.monotonic() - killed < 60
-    assert process.returncode == 1 and "training failed: rank 2" in error and "killed" in error
-    assert not _left(out)
-    done = len(read_metrics(out / "metrics.jsonl"))
-    _train(out, text, "--steps", str(done + 2), "--resume")
-    assert [line["step"] for line in read_metrics(out / "metrics.jsonl")] == list(range(1, done + 3))
 
 
 def test_an_interrupted_job_leaves_no_process(text: Path, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@
 2. A node's Python object is made anew at each access, so nodes are compared by `node_id`, never by `is`.
    The id is an address: it stays valid only as long as somebody holds the node.
 3. The engine computes only what the requested inputs need, also inside one operator.
-4. An edge that was cut is gone for good: the engine neither follows it nor computes a gradient for it, and the node
+4. The executor and the memory pool belong to the process. Two threads that run operators at the same time write into
+   each other's tensors, or crash (seen on CPU). So whoever uses several threads runs operators inside `one_thread`.
+5. An edge that was cut is gone for good: the engine neither follows it nor computes a gradient for it, and the node
    behind it is freed with what it saved, if nobody else holds it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +41,9 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
 
 Function = _Function
 """MindSpore's base class of custom functions: static `forward(ctx, ...)`, `backward(ctx, ...)`; run by `apply`."""
+
+one_thread = threading.RLock()
+"""Held while a thread runs operators, where there are several (rule 4)."""
 
 Node = Any
 """A node of the autograd graph: MindSpore's BackwardNode, or the `_Function` object of a custom function."""

@@ -97,7 +97,8 @@ def check_device(target: str) -> str:
 
     if not ascend.is_available():
         raise RuntimeError(
-            "DEVICE_TARGET is Ascend, but MindSpore finds no NPU on this machine: unset it to use the CPU"
+            "DEVICE_TARGET is Ascend, but MindSpore finds no NPU on this machine: install the NPU's driver, CANN and "
+            "MindSpore for Ascend (GLOG_v=2 shows MindSpore's own reason), or unset DEVICE_TARGET to use the CPU"
         )
     return f"{ascend.device_count()} NPU"
 
@@ -116,9 +117,15 @@ def prepare_process(target: Optional[str] = None) -> str:
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     mindspore.set_device(target)
     if target == "CPU":
-        mindspore.set_context(runtime_num_threads=threads_per_worker(worker_environment().ranks))
+        mindspore.set_context(runtime_num_threads=_threads())
         mindspore.runtime.launch_blocking()
     return target
+
+
+def _threads() -> int:
+    """The launcher's ``OMP_NUM_THREADS``, a worker's share of its machine's cores; without it, that share."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) else threads_per_worker(worker_environment().ranks)
 
 
 def threads_per_worker(workers: int) -> int:

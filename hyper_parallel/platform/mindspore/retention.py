@@ -4,7 +4,9 @@
    that holds the placeholder. What a later pass reads is what the operators still in the graph have saved.
 2. A block's inputs, its function and the cached outputs of its excluded regions serve its replay only. Where there is
    one session, all may go once the block has been replayed for it; no placeholder will ask for them again.
-3. What operators outside of checkpointed blocks save cannot be seen from Python. `SavedTensors` looks at it through a
+3. A tensor that was saved keeps the operator that made it, with what that one saved. So in dx what is read for the last
+   time is dropped when it is read: `retain_reads` says for which reads that is not so.
+4. What operators outside of checkpointed blocks save cannot be seen from Python. `SavedTensors` looks at it through a
    pack hook. The hook costs time at each operator, so it is put around one forward of each kind, not around all.
 """
 
@@ -15,15 +17,28 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mindspore import Tensor, saved_tensors_hooks
+from mindspore.common.recompute import _recompute_session
 
 PRIVATE_INTERFACES: tuple[str, ...] = (
+    "mindspore.common.recompute._recompute_session",
     "mindspore.common.recompute._RecomputeHandle.hybrid_args",
     "mindspore.common.recompute._RecomputeHandle.input_node",
     "mindspore.common.recompute._RecomputeHandle.is_recomputed",
     "mindspore.common.recompute._RecomputeHandle.kwargs",
     "mindspore.common.recompute._RecomputeHandle.recomputed_data",
     "mindspore.common.recompute._RecomputeHandle.recompute_fn",
+    "mindspore.common.recompute._RecomputeSession.retain_on_unpack",
 )
+
+
+def retain_reads(retain: bool) -> None:
+    """Keep the recomputed tensors that this thread reads from here on for a later pass, or drop each as it is read.
+
+    Holds for the session that the thread is in, until it leaves it. Without a session nothing happens.
+    """
+    session = _recompute_session.get()
+    if session is not None:
+        session.retain_on_unpack = retain
 
 
 def is_replayed(handle: Any, session_id: Any) -> bool:

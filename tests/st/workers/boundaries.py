@@ -8,9 +8,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn
 
+from hyper_parallel.core.activation_checkpoint import checkpoint_wrapper
 from hyper_parallel.platform.mindspore import communication
 from pipeline import PipelineError, PipelineStage, Schedule, Schedule1F1B, ScheduleZBV, SharedParameterInfo
 from pipeline.plan import Kind, Plan, make_plan
+from pipeline.plan.costs import Costs
+from pipeline.plan.search import auto
 from tests.st.workers import model
 
 MICRO_BATCHES = 4
@@ -245,18 +248,33 @@ def wrong_stage(world: communication.World) -> dict:
     return {"message": ""}
 
 
-def from_csv(world: communication.World) -> dict:
-    """A plan from text, with its sends and receives where the text has them."""
-    text = make_plan("zb-v", world.size, 2 * world.size).to_csv()
-    plan = Plan.from_csv(text)
+def run_plan(world: communication.World, plan: Plan) -> dict:
+    """Train one step by a plan that no class has a name for."""
     stages = [
-        PipelineStage(model.piece(index, plan.stages, blocks=1), index, plan.stages)
+        PipelineStage(model.piece(index, plan.stages, checkpoint_wrapper, blocks=1), index, plan.stages)
         for index in plan.placement.stages_of(world.rank)
     ]
     x, labels = model.batch(2 * plan.micro_batches)
     _, wanted = model.reference(plan.stages, x, labels, blocks=1)
     with Schedule(plan, stages, timeout=TIMEOUT) as schedule:
-        return {"error": model.error(schedule.parameters(), train(schedule, x, labels)[1], wanted)}
+        gradients = train(schedule, x, labels)[1]
+        return {
+            "error": model.error(schedule.parameters(), gradients, wanted),
+            "ran": [str(event.action) for event in schedule.trace],
+            "row": [str(action) for action in schedule.plan.rows[world.rank]],
+        }
+
+
+def from_csv(world: communication.World) -> dict:
+    """A plan from text."""
+    return run_plan(world, Plan.from_csv(make_plan("zb-v", world.size, 2 * world.size).to_csv()))
+
+
+def from_auto(world: communication.World) -> dict:
+    """A searched plan with pre-fired recompute, for uneven stages, two on each rank."""
+    costs = Costs(forward=(1, 2, 1, 1, 3, 1, 1, 2))
+    found = auto(world.size, 2 * world.size, costs, stages=2 * world.size, recompute=("prefire",), effort=0.1)
+    return run_plan(world, found.plan)
 
 
 CASES = (
@@ -270,6 +288,7 @@ CASES = (
     other_plan,
     wrong_stage,
     from_csv,
+    from_auto,
 )
 
 

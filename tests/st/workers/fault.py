@@ -10,6 +10,7 @@ import threading
 from hyper_parallel.platform.mindspore import communication
 from hyper_parallel.platform.mindspore.environment import prepare_process
 from pipeline import PipelineStage, Schedule1F1B
+from pipeline.execution.monitor import INTERVAL
 from pipeline.launch import mark_finished
 from tests.st import harness
 from tests.st.workers import model
@@ -22,6 +23,7 @@ def misbehave(how: str) -> None:
     if how == "raise":
         raise ValueError("no luck")
     if how == "kill":
+        threading.Event().wait(3 * INTERVAL)  # rank 0 tells where it is in intervals, so its action has to last
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)

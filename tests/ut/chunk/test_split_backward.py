@@ -11,8 +11,10 @@ import pytest
 from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.common._grad_function import _Function
 
+from hyper_parallel.core.activation_checkpoint import checkpoint
 from hyper_parallel.platform.mindspore import autograd
 from pipeline.execution.nest import leaves, map_leaves
+from pipeline.execution.retention import RecomputeSession
 from pipeline.execution.split_backward import SplitBackward, forward_and_gradfn
 
 RNG = np.random.default_rng(7)
@@ -261,6 +263,33 @@ def test_split_is_bitwise_the_full_backward(fn: Callable) -> None:
     assert_same(split.weights(), weight_grads)
 
 
+def engine_gradients(fn: Callable, x: Tensor, grads: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of x and of `WEIGHTS` by one run of MindSpore's engine from all outputs, nothing else involved."""
+    with autograd.recording():
+        outputs = fn(x)
+    pairs = [(output, grad) for output, grad in zip(leaves(outputs), leaves(grads)) if grad is not None]
+    trained = [weight for weight in WEIGHTS if weight is not FROZEN]
+    made = autograd.run_backward(*map(list, zip(*pairs)), [x, *trained], keep_graph=False)
+    found = dict(zip(map(id, trained), made[1:]))
+    return (made[0], *(found.get(id(weight)) for weight in WEIGHTS))
+
+
+@pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
+def test_forward_and_gradfn_is_bitwise_the_engine_whole_and_split(fn: Callable) -> None:
+    x = leaf(4, 4)
+    with autograd.recording():
+        grads = gradients_for(fn(x))
+    expected = engine_gradients(fn, x, grads)
+    result, grad_fn = forward_and_gradfn(fn, x, weights=WEIGHTS, grad_position=0)
+    assert [type(one) for one in leaves(result)] == [type(one) for one in leaves(fn(x))]
+    input_grad, weight_grads = grad_fn(grads)
+    assert_same([input_grad, *weight_grads], expected)
+    _, grad_fn = forward_and_gradfn(fn, x, weights=WEIGHTS)
+    assert_same(grad_fn.compute_input_grad(grads), expected[:1])
+    for keep_graph in (True, False):
+        assert_same(grad_fn.compute_weight_grad(keep_graph), expected[1:])
+
+
 @pytest.mark.parametrize("fn", [used_twice, parent_and_child, norms, views], ids=lambda fn: fn.__name__)
 def test_full_backward_is_mindspores_gradient(fn: Callable) -> None:
     x = leaf(4, 4)
@@ -440,3 +469,108 @@ def test_forward_and_gradfn_with_aux_and_positions() -> None:
     assert_same([y_grad, x_grad, weight_grad], [*expected[0], *expected[1]])
     with pytest.raises(ValueError, match="grad_position is 2, but there are 2 inputs"):
         forward_and_gradfn(fn, (index, y), x, grad_position=2)
+
+
+def test_forward_and_gradfn_with_nothing_to_differentiate() -> None:
+    index, sens = Tensor([[1, 0], [3, 3]]), tensor(2, 2, 4)
+    # A first stage: only integers come in, so dw is the full backward.
+    _, grad_fn = forward_and_gradfn(lambda index, none: W[index], index, None, weights=[W])
+    assert grad_fn.compute_input_grad(sens) == (None, None)
+    (weight_grad,) = grad_fn.compute_weight_grad()
+    _, expected = forward_and_gradfn(lambda index: W[index], index, weights=[W])[1](sens)
+    assert_same([weight_grad], expected)
+    # A frozen stage: no weights.
+    x, sens = tensor(4, 4), tensor(4, 4)
+    result, grad_fn = forward_and_gradfn(used_twice, x)
+    np.testing.assert_array_equal(result.asnumpy(), used_twice(x).asnumpy())
+    (input_grad,) = grad_fn.compute_input_grad(sens)
+    assert grad_fn.compute_weight_grad() == ()
+    assert_same([input_grad], engine_gradients(used_twice, leaf_of(x), sens)[:1])
+    # Neither: nothing is recorded, and nothing is asked for.
+    _, grad_fn = forward_and_gradfn(lambda index: index + 1, index)
+    assert grad_fn() == ((None,), ())
+
+
+def leaf_of(x: Tensor) -> Tensor:
+    return autograd.detached(x, needs_grad=True)
+
+
+def test_forward_and_gradfn_with_dropped_outputs() -> None:
+    x = leaf(4, 4)
+    for sens in ((None, tensor(4, 4)), (tensor(4, 4), None)):
+        expected = engine_gradients(off_the_path, x, sens)
+        _, grad_fn = forward_and_gradfn(off_the_path, x, weights=WEIGHTS)
+        assert_same([*grad_fn.compute_input_grad(sens), *grad_fn.compute_weight_grad()], expected)
+
+
+def test_a_weight_given_twice_gets_its_gradient_once() -> None:
+    weight, x, sens = parameter("twice", 4, 4), tensor(4, 4), tensor(4, 4)
+    _, grad_fn = forward_and_gradfn(lambda x: mint.matmul(x, weight), x, weights=iter([weight, weight]))
+    grad_fn.compute_input_grad(sens)
+    first, second = grad_fn.compute_weight_grad()
+    assert_same([first, second], [autograd.gradient_of(weight)] * 2)
+
+
+def test_forward_and_gradfn_after_an_error_has_nothing_more_to_give() -> None:
+    _, grad_fn = forward_and_gradfn(used_twice, tensor(4, 4), weights=[W])
+    with pytest.raises(ValueError, match=r"the gradient given for it is Float32 \(2, 4\)"):
+        grad_fn.compute_input_grad(tensor(2, 4))
+    with pytest.raises(RuntimeError, match="compute_weight_grad was asked for, but nothing more comes next"):
+        grad_fn.compute_weight_grad()
+
+
+def test_forward_and_gradfn_with_aux_but_one_output() -> None:
+    with pytest.raises(
+        ValueError, match="has_aux says that fn returns an output and more, in a tuple, but it returned a"
+    ):
+        forward_and_gradfn(used_twice, tensor(4, 4), has_aux=True)
+
+
+def test_gradfn_shares_one_replay_and_keeps_nothing() -> None:
+    runs = []
+
+    def block(x: Tensor) -> Tensor:
+        runs.append(1)
+        return mint.matmul(ops.tanh(mint.matmul(x, W)), V)
+
+    x, sens = leaf(4, 4), tensor(4, 4)
+    expected = engine_gradients(block, x, sens)
+    runs.clear()
+    _, grad_fn = forward_and_gradfn(lambda x: checkpoint(block, x), x, weights=WEIGHTS)
+    assert_same(grad_fn.compute_input_grad(sens), expected[:1])
+    assert_same(grad_fn.compute_weight_grad(keep_graph=True), expected[1:])
+    assert_same(grad_fn.compute_weight_grad(), expected[1:])
+    assert len(runs) == 2
+    assert list(grad_fn._session.tensors()) == []
+
+
+def fused(x: Tensor) -> Tensor:
+    """Three layers; dw reads the inputs of the three products, and not what the activations saved."""
+    h = mint.matmul(ops.silu(mint.matmul(x, W)), V)
+    return mint.matmul(ops.silu(h) * ops.tanh(h), U)
+
+
+@pytest.mark.parametrize("prefired", [True, False])
+def test_between_dx_and_dw_only_what_dw_reads_is_kept(prefired: bool) -> None:
+    x, sens = leaf(4, 4), tensor(4, 4)
+    expected = engine_gradients(fused, x, sens)
+    session = RecomputeSession("test")
+    with session.collecting(), autograd.recording():
+        output = checkpoint(fused, x)
+    split = SplitBackward(output, [x], WEIGHTS)
+    del output
+    if prefired:
+        with session.reading(retain=True):
+            session.replay()
+    with session.reading(retain=False):
+        input_grads = split.inputs(sens)
+    weights = {weight.data_ptr() for weight in WEIGHTS}
+    kept = [one.asnumpy() for one in session.tensors() if one.data_ptr() not in weights]
+    h = mint.matmul(ops.silu(mint.matmul(x, W)), V)
+    read = [x, ops.silu(mint.matmul(x, W)), ops.silu(h) * ops.tanh(h)]
+    assert len(kept) == len(read)
+    for one in read:
+        assert any(np.array_equal(one.asnumpy(), other) for other in kept)
+    with session.reading(retain=False):
+        assert_same([*input_grads, *split.weights()], expected)
+    assert list(session.tensors()) == []

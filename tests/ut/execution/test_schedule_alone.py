@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -12,8 +14,11 @@ from mindspore import Parameter, Tensor, mint, nn
 from hyper_parallel.platform.mindspore import autograd, communication
 from pipeline import ActionError, PipelineError, PipelineStage, Schedule
 from pipeline.execution.microbatch import MicroBatchError
-from pipeline.plan import Kind, Plan, insert_recompute, mapping, split_backward
+from pipeline.execution.trace import to_rows
+from pipeline.plan import Kind, Plan, insert_recompute, mapping, simulate, split_backward
 from pipeline.plan.action import backward, forward
+from pipeline.plan.render.picture import save_picture
+from pipeline.plan.render.timeline import Timeline, simulated
 
 STAGES, MICRO_BATCHES, WIDTH = 3, 4, 5
 
@@ -97,6 +102,17 @@ def test_the_trace_is_the_row(schedule: Schedule) -> None:
     times = [time for event in schedule.trace for time in (event.start, event.end)]
     assert times == sorted(times)
     assert all(event.waiting >= 0 for event in schedule.trace)
+
+
+def test_the_trace_is_drawn_above_the_simulated_timeline(schedule: Schedule, tmp_path: Path) -> None:
+    x, labels = batch()
+    schedule.run(x, labels=labels)
+    text = json.dumps({"name": "measured", "unit": "s", "events": [to_rows(schedule.trace)]})
+    measured, wanted = Timeline.from_json(text), simulated(simulate(schedule.plan), "simulated")
+    lines = [[e.action for e in one.compute(0) if e.action.kind is not Kind.R] for one in (measured, wanted)]
+    assert lines[0] == lines[1] == [action for action in schedule.plan.rows[0] if action.kind is not Kind.R]
+    save_picture([measured, wanted], tmp_path / "both.svg")
+    assert (tmp_path / "both.svg").stat().st_size > 1000
 
 
 def test_an_evaluation_makes_no_gradients(schedule: Schedule) -> None:

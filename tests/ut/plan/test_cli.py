@@ -124,7 +124,8 @@ def test_validate_finds_a_micro_batch_that_is_missing_altogether(capsys, tmp_pat
     ("arguments", "message"),
     [
         (["simulate"], "expected --schedule NAME, or --csv FILE with a plan to read, saw neither"),
-        (["simulate", "--schedule", "2f2b", *SIZES], "expected one of gpipe, 1f1b"),
+        (["simulate", "--schedule", "2f2b", *SIZES], "dualpipe-v, auto for --schedule, saw '2f2b'"),
+        (["compare", "--schedule", "1f1b,2f2b", *SIZES], "dualpipe-v, auto for --schedule, saw '2f2b'"),
         (["plan", "--schedule", "1f1b", "--ranks", "4"], "expected --micro-batches with --schedule, saw none"),
         (
             ["plan", "--schedule", "1f1b", "--ranks", "0", "--micro-batches", "4"],
@@ -139,6 +140,15 @@ def test_validate_finds_a_micro_batch_that_is_missing_altogether(capsys, tmp_pat
         (["simulate", "--schedule", "1f1b", *SIZES, "--cost", "f=-1"], "expected numbers from 0 up for forward"),
         (["simulate", "--schedule", "1f1b", *SIZES, "--recompute", "all"], "expected --recompute none|lazy|prefire"),
         (["simulate", "--schedule", "1f1b", *SIZES, "--recompute", "prefire", "--lead", "0"], "a lead of at least 1"),
+        (["simulate", "--schedule", "1f1b", *SIZES, "--lead", "2"], "--lead together with --recompute prefire, saw"),
+        (["simulate", "--schedule", "1f1b", *SIZES, "--memory-limit", "0"], "expected a --memory-limit above 0, saw 0"),
+        (["compare", *SIZES, "--memory-limit", "4,-1"], "expected a --memory-limit above 0, saw -1"),
+        (
+            ["simulate", "--schedule", "1f1b", *SIZES, "--cost", "f=inf"],
+            "expected finite numbers from 0 up for forward",
+        ),
+        (["simulate", "--schedule", "1f1b", *SIZES, "--cost", "b=nan"], "finite numbers from 0 up for backward_input"),
+        (["simulate", "--schedule", "1f1b", *SIZES, "--cost", "c=inf"], "expected a finite latency from 0 up, saw inf"),
         (["simulate", "--csv", "nowhere.csv"], "expected a file that can be opened, saw 'nowhere.csv'"),
         (["validate", "nowhere.csv"], "expected a file that can be opened, saw 'nowhere.csv'"),
         (["render", "--schedule", "1f1b", *SIZES, "--out", "plan.gif"], r"ends in .svg, .png or .json, saw 'plan.gif'"),
@@ -267,10 +277,21 @@ def test_cost_file_is_read_strictly(tmp_path):
         ({"memory": 3}, "in the memory, saw 3"),
         ({"forward": "1"}, "expected numbers from 0 up for forward in the costs, saw '1'"),
         ({"forward": [1, -2]}, "saw -2"),
+        ({"communication": {"bandwidth": 0}}, "expected a bandwidth above 0, saw 0"),
         ({"forward": [1, 2], "backward_input": [1]}, r"expected lists of one length .* saw lengths \[1, 2\]"),
     ):
         with pytest.raises(PlanError, match=message):
             read(content)
+
+
+@pytest.mark.parametrize("command", [["simulate", "--csv"], ["validate"], ["render", "--measured"]])
+def test_a_file_that_is_no_text_is_told(capsys, tmp_path, command):
+    file = tmp_path / "picture.csv"
+    file.write_bytes(b"\x89PNG\xff\xfe")
+    code, out, err = run(capsys, *command, str(file))
+    assert (code, out) == (2, "")
+    assert "expected a text file, saw bytes that are none" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_recut_keeps_the_model():

@@ -53,6 +53,16 @@ def test_a_missing_interface_gives_advice_and_exit_1(
     assert "MISSING" in output and "mindspore.common.recompute._gone" in output and "mindspore==2.10.0" in output
 
 
+def test_an_owner_is_one_row_that_marks_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = ["os.path._gone", "os.path.join", "os.path.split"]
+    monkeypatch.setattr(doctor, "private_interfaces", lambda: names)
+    assert cli.main(["doctor", "--no-exchange"]) == 1
+    (row,) = [line for line in capfd.readouterr().out.splitlines() if " os.path " in line]
+    assert row.startswith("MISSING") and "_gone is missing, join, split" in row
+
+
 def test_json(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "find_msrun", lambda: None)
     assert cli.main(["doctor", "--json"]) == 1

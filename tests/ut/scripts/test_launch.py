@@ -103,6 +103,22 @@ def test_a_killed_worker_is_noticed(start: Start) -> None:
     assert failure.rank == 1 and failure.cause == "killed"
 
 
+def test_a_killed_worker_that_another_misses_is_told_with_its_signal(start: Start, tmp_path: Path) -> None:
+    job = start(
+        f"""
+        while not os.path.exists({str(tmp_path / "both seen")!r}): time.sleep(0.01)
+        if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+        mark_failed(1, RuntimeError("rank 1, stage 5: gone"), stage=5, teller=0)
+        time.sleep(1000)
+        """
+    )
+    while len(job._workers) < 2:
+        job.poll()
+    (tmp_path / "both seen").write_text("")
+    assert _outcome(job) is False
+    assert str(job.failure()).startswith("rank 1, stage 5: gone\n  rank 1 was ended by SIGKILL (log: ")
+
+
 def test_a_worker_that_raises_is_quoted(start: Start) -> None:
     job = start("if rank == 0: raise ZeroDivisionError('not by nought')\ntime.sleep(1000)")
     assert _outcome(job) is False

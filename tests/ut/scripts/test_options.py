@@ -32,6 +32,8 @@ def text(tmp_path: Path) -> Path:
         (["--nodes", "2", "--port", "9"], ["--master-addr"]),
         (["--nodes", "2", "--master-addr", "10.0.0.1"], ["--port"]),
         (["--steps", "0"], ["--steps is 0", "at least 1"]),
+        (["--nodes", "0"], ["--nodes is 0", "at least 1"]),
+        (["--checkpoint-every", "0"], ["--checkpoint-every is 0", "at least 1"]),
         (["--width", "30"], ["--width 30", "--heads 4"]),
         (["--experts", "1"], ["--experts-per-token 2", "--experts 1"]),
     ],

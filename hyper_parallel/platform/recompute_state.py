@@ -41,12 +41,17 @@ class ReplayMismatchError(RuntimeError):
 class UnsavedOutputError(RuntimeError):
     """An output that its region does not save was used by something else than the next excluded region."""
 
-    def __init__(self, region: str) -> None:
+    def __init__(self, region: str, record: Any = None) -> None:
+        self.record = record
         super().__init__(
-            f"The output of excluded region '{region}' is not saved (save_output=False), so it must go whole, as one "
-            "argument, into another excluded region of the same block, but it was used in another way; use "
+            f"The output of excluded region '{region}' is not saved (save_output=False), so it must go whole, as "
+            "one argument, into another excluded region of the same block, but it was used in another way; use "
             "save_output=True."
         )
+
+
+class StartOver(Exception):
+    """A replay has to be done again, as it has to run more than it did. Never reaches the user."""
 
 
 _serials = itertools.count()
@@ -121,7 +126,14 @@ class ReplayFrame(Frame):
         "stopper",
     )
 
-    def __init__(self, invocation: Invocation, key: Any = None, handle: Any = None, needed: int = 0) -> None:
+    def __init__(
+        self,
+        invocation: Invocation,
+        key: Any = None,
+        handle: Any = None,
+        needed: int = 0,
+        outer: Optional[ReplayFrame] = None,
+    ) -> None:
         """Start at the first record.
 
         Args:
@@ -130,6 +142,7 @@ class ReplayFrame(Frame):
             handle: Binds recomputed inputs: `handle.bind(input_handle, tensor, key)`. None in a replay of an outer
                 block, which only passes through the inner one.
             needed: How many saved tensors the replay has to make before it may stop.
+            outer: The replay of an outer block that this is a part of: what is wrong with a stand-in shows there.
         """
         super().__init__(Phase.REPLAY, invocation, handle)
         self.key = key
@@ -140,8 +153,8 @@ class ReplayFrame(Frame):
         self.next_child = 0
         self.started = False
         self.stopper: Any = None
-        self.stand_ins: list = []
-        self.pending: list = []
+        self.stand_ins: list = [] if outer is None else outer.stand_ins
+        self.pending: list = [] if outer is None else outer.pending
 
     def satisfied(self) -> bool:
         """Return whether everything that an operator still waits for has been made (rule 4)."""
@@ -149,35 +162,44 @@ class ReplayFrame(Frame):
             self.handle is not None
             and self.made >= self.needed
             and self.next_record > self.last_record
-            and not self.pending
+            and all(stand_in.record.region.finds_out for stand_in in self.pending)
         )
 
     def hand_out(self, stand_in: Any) -> Any:
         """Return `stand_in` for an output that is not saved; a replay does not stop before the next region took it."""
         self.stand_ins.append(stand_in)
-        if not stand_in.record.region.finds_out:
-            self.pending.append(stand_in)
+        self.pending.append(stand_in)
         return stand_in
 
     def take_back(self, stand_in: Any) -> None:
         """Note that an excluded region accepted `stand_in`."""
-        if stand_in in self.pending:
-            self.pending.remove(stand_in)
+        self.pending[:] = [other for other in self.pending if other is not stand_in]
 
-    def learn(self, needed: bool) -> bool:
-        """Tell regions that find out by themselves whether their outputs were needed; return whether there are any."""
-        regions = [stand_in.record.region for stand_in in self.stand_ins if stand_in.record.region.finds_out]
-        for region in regions:
-            region.learn(needed)
-        return bool(regions)
+    def learn_not_needed(self) -> None:
+        """Tell regions that find out by themselves that a replay did without their outputs."""
+        for stand_in in self.stand_ins:
+            if stand_in.record.region.finds_out:
+                stand_in.record.region.learn(needed=False)
+
+    def learn_from(self, error: Exception) -> bool:
+        """Tell regions that find out by themselves that their outputs are needed, if the error may come from that.
+
+        Returns:
+            Whether there is such a region, so that it is worth to start over.
+        """
+        if isinstance(error, UnsavedOutputError) and error.record is not None:
+            suspects = [error.record]
+        else:
+            suspects = [stand_in.record for stand_in in self.pending or self.stand_ins]
+        suspects = [record for record in suspects if record.region.finds_out]
+        for record in suspects:
+            record.region.learn(needed=True)
+        return bool(suspects)
 
     def misused_stand_in(self, message: str) -> Any:
         """Return the record whose stand-in caused an error with this message, None if none did."""
-        if self.pending:
-            return self.pending[-1].record
-        if self.stand_ins and type(self.stand_ins[-1]).__name__ in message:
-            return self.stand_ins[-1].record
-        return None
+        suspects = self.pending or self.stand_ins
+        return suspects[-1].record if suspects and type(suspects[-1]).__name__ in message else None
 
     def take_record(self, region: str) -> Any:
         """Return the record of the next call of an excluded region, which must be one of the region called `region`."""

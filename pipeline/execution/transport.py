@@ -6,7 +6,7 @@
    structure, which follows. Later values of the step have no such message. So shapes may change from step to step,
    nothing is ever asked back, and receives can be posted before they are needed. A structure that changes within a step
    is an error of the sender.
-3. Sends are queued and do not block the rank, so no order of sends and receives can deadlock.
+3. A send does not wait for its receiver, so no order of sends and receives can deadlock.
 4. MindSpore ignores tags: messages between two ranks come in the order in which they were sent. The receiver takes that
    order from the sender's row of the plan, not from its own, and keeps what it had to receive early.
 """
@@ -138,7 +138,7 @@ class Transport:
         return blueprint.build([self._receive(shape, dtype, rank) for shape, dtype in blueprint.parts])
 
     def pending(self) -> int:
-        """Messages that are queued, expected, posted or received but not yet used."""
+        """Messages that are not yet handed over, expected, posted or received but not yet used."""
         waiting = sum(len(one.expected) + len(one.posted) + len(one.arrived) for one in self._incoming.values())
         return waiting + self._messenger.pending()
 
@@ -147,7 +147,7 @@ class Transport:
         self._messenger.flush()
 
     def close(self) -> None:
-        """Send what is queued and stop."""
+        """Stop, when everything is handed over."""
         self._messenger.close()
 
     def _announce(self, rank: int, check: int, structure: str, before: str | None) -> None:

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import report
 from mindspore import Parameter, Tensor, mint, ops, saved_tensors_hooks, value_and_grad
-from mindspore.common._grad_function import _Function
 from modes import MODES, checkpointed, exclude
 
 from hyper_parallel.core.activation_checkpoint import is_recomputing
+from hyper_parallel.platform.mindspore.autograd import Function
 from hyper_parallel.platform.mindspore.environment import prepare_process
 
 FIGURES = ("forward_us", "replay_us", "pack_us", "step_us")
@@ -36,7 +36,7 @@ FEW, MANY = 1, 65
 Region = Callable[[Tensor], Tensor]
 
 
-class SavesRepeatedly(_Function):
+class SavesRepeatedly(Function):
     """Saves its input a given number of times."""
 
     @staticmethod

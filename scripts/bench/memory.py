@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import report
 from mindspore import Parameter, Tensor, mint, value_and_grad
-from mindspore.common._grad_function import _Function
 from modes import MODES, checkpointed, exclude
 
+from hyper_parallel.platform.mindspore.autograd import Function
 from hyper_parallel.platform.mindspore.environment import prepare_process
 from hyper_parallel.platform.mindspore.memory import MIB, memory_meter
 
@@ -34,7 +34,7 @@ FIGURES = {"alive_mib": "alive between forward and backward, MiB", "peak_mib": "
 Exclude = Callable[..., Callable]
 
 
-class Exchange(_Function):
+class Exchange(Function):
     """Stands in for the all-to-all among `EXPERTS` ranks: moves rows, saves nothing."""
 
     @staticmethod
@@ -46,7 +46,7 @@ class Exchange(_Function):
         return _moved(grad, grad.shape[0] // EXPERTS)
 
 
-class GroupedMatmul(_Function):
+class GroupedMatmul(Function):
     """Stands in for the grouped matmul: multiplies each group of rows by its expert's weight, saves its input."""
 
     @staticmethod

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
-from mindspore.common._grad_function import _Function
 
 from hyper_parallel.core.activation_checkpoint import checkpoint_exclude_wrapper, checkpoint_wrapper
 from hyper_parallel.platform import get_platform
-from hyper_parallel.platform.mindspore.autograd import node_of, recording, run_backward
+from hyper_parallel.platform.mindspore.autograd import Function, node_of, recording, run_backward
 from scripts.fuzzing.programs import Body, Call, Fault, Op, Program, build, flatten
 
 
@@ -22,7 +21,7 @@ class Planted(Exception):
 
 
 # Operators ----------------------------------------------------------------------------------------------------------
-class _CustomScale(_Function):
+class _CustomScale(Function):
     """Saves nothing."""
 
     @staticmethod
@@ -34,7 +33,7 @@ class _CustomScale(_Function):
         return mint.mul(grad, 0.75)
 
 
-class _CustomSquare(_Function):
+class _CustomSquare(Function):
     """Saves its input."""
 
     @staticmethod
@@ -48,7 +47,7 @@ class _CustomSquare(_Function):
         return mint.mul(mint.mul(grad, value), 2.0)
 
 
-class _CustomSame(_Function):
+class _CustomSame(Function):
     """Gives back its input, sharing the storage."""
 
     @staticmethod

@@ -20,6 +20,7 @@ from mindspore import Tensor
 
 from hyper_parallel.platform.mindspore import communication
 from hyper_parallel.platform.mindspore.environment import end_with_parent, prepare_process
+from hyper_parallel.platform.mindspore.recompute import ENGINE_MODULE
 from pipeline import PipelineStage, Schedule
 from pipeline.execution.faults import Place
 from scripts.regression.cases import Case
@@ -28,7 +29,7 @@ from scripts.regression.models import Stage, data
 from scripts.regression.reference import References
 from scripts.workers import is_scheduler, reported
 
-COUNTED_MODULES = ("pipeline.execution", "hyper_parallel", "mindspore.common.recompute")
+COUNTED_MODULES = ("pipeline.execution", "hyper_parallel", ENGINE_MODULE)
 
 
 class Built:

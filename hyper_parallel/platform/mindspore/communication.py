@@ -4,8 +4,10 @@ The only file that touches MindSpore's communication. Three things differ betwee
 
 1. The world group's name. MindSpore fixes the default group at import as hccl's, so every call here names its group,
    and the rank cache of the default group, which `isend` consults, is filled by hand.
-2. What "do not block" means. On Ascend `isend` returns a handle. On CPU, with launch blocking, it returns only when the
-   bytes are handed over; a thread takes that wait, and the interpreter lock is free meanwhile.
+2. What "do not block" means. On Ascend `isend` returns a handle. On CPU mccl takes a message whether the receiver has
+   asked for it or not, so a send returns when the bytes are handed over and no order of sends can deadlock. A thread
+   for sending would not help: MindSpore's executor is one per process, so operators on two threads disturb each other,
+   and a receive that waits on one thread keeps a send on another from starting.
 3. What "posted ahead" means. On Ascend a receive is started before it is needed. On CPU mccl keeps messages in the
    receiving process, so a message is already there when a late receive asks for it.
 
@@ -17,8 +19,6 @@ from __future__ import annotations
 
 import collections
 import os
-import queue
-import threading
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -33,10 +33,6 @@ PRIVATE_INTERFACES: tuple[str, ...] = ("mindspore.ops.function.comm_func._GROPU_
 
 WORLD_GROUPS = {"CPU": "mccl_world_group", "Ascend": "hccl_world_group"}
 BACKENDS = {"CPU": "mccl", "Ascend": "hccl"}
-
-
-class CommunicationError(RuntimeError):
-    """A message could not be sent or received."""
 
 
 class World:
@@ -137,78 +133,37 @@ def receive(world: World, shape: Sequence[int], dtype: Any, source: int) -> Tens
 class LateReceive:
     """CPU: a receive that is asked for when it is needed. mccl keeps the message until then."""
 
-    def __init__(self, messenger: ThreadMessenger, shape: Sequence[int], dtype: Any, source: int) -> None:
-        self._messenger = messenger
-        self._arguments = (shape, dtype, source)
+    def __init__(self, world: World, shape: Sequence[int], dtype: Any, source: int) -> None:
+        self._arguments = (world, shape, dtype, source)
 
     def wait(self) -> Tensor:
         """The tensor, as soon as it is here."""
-        self._messenger.flush()
-        return receive(self._messenger.world, *self._arguments)
+        return receive(*self._arguments)
 
 
-class ThreadMessenger:
-    """CPU: one thread sends what is put into its queue, in that order, so that the caller does not wait.
-
-    A receive first lets the queue run empty. mccl has one lock for sends and receives, and a receive that waits holds
-    it: a send behind it might be what the other rank needs before it sends.
-    """
+class DirectMessenger:
+    """CPU: a tensor is handed over at once, on the calling thread. The receiver need not have asked for it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._idle = threading.Condition()
-        self._pending = 0
-        self._failure: Optional[BaseException] = None
-        self._thread = threading.Thread(target=self._work, name="pipeline-sender", daemon=True)
-        self._thread.start()
 
     def send(self, tensor: Tensor, destination: int) -> None:
-        """Queue a tensor. It must not be changed until it is sent."""
-        self._raise_failure()
-        with self._idle:
-            self._pending += 1
-        self._queue.put((tensor, destination))
+        """Hand a tensor over; its memory may be used again afterwards."""
+        send(self.world, tensor, destination)
 
     def post_receive(self, shape: Sequence[int], dtype: Any, source: int) -> LateReceive:
         """Ask for the next tensor of a rank; `wait()` of the result returns it."""
-        return LateReceive(self, shape, dtype, source)
+        return LateReceive(self.world, shape, dtype, source)
 
     def pending(self) -> int:
         """How many tensors are not yet handed over."""
-        with self._idle:
-            return self._pending
+        return 0
 
     def flush(self) -> None:
-        """Wait until everything is handed over."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._pending == 0)
-        self._raise_failure()
+        """Wait until everything is handed over, which it is."""
 
     def close(self) -> None:
-        """Send what is queued, and end the thread."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise CommunicationError(f"A message could not be sent: {self._failure}") from self._failure
-
-    def _work(self) -> None:
-        while True:
-            item = self._queue.get()
-            if item is None:
-                return
-            try:
-                if self._failure is None:
-                    send(self.world, *item)
-            except BaseException as error:
-                self._failure = error
-            finally:
-                item = None
-                with self._idle:
-                    self._pending -= 1
-                    self._idle.notify_all()
+        """Wait until everything is handed over, which it is."""
 
 
 class StartedReceive:
@@ -257,7 +212,7 @@ class StreamMessenger:
         self.flush()
 
 
-Messenger = Union[ThreadMessenger, StreamMessenger]
+Messenger = Union[DirectMessenger, StreamMessenger]
 
 
 def messenger(world: World) -> Messenger:
@@ -265,4 +220,4 @@ def messenger(world: World) -> Messenger:
 
     Receives of one source must be waited for in the order in which they were posted.
     """
-    return ThreadMessenger(world) if world.device_target == "CPU" else StreamMessenger(world)
+    return DirectMessenger(world) if world.device_target == "CPU" else StreamMessenger(world)

@@ -40,6 +40,7 @@ from hyper_parallel.platform.recompute_state import (
     Invocation,
     ReplayFrame,
     ReplayMismatchError,
+    StartOver,
     UnsavedOutputError,
     current_frame,
 )
@@ -53,17 +54,29 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.common.recompute._RecomputeHandle",
     "mindspore.common.recompute._RecomputeHandle.clear_session",
     "mindspore.common.recompute._RecomputeHandle.recompute",
+    "mindspore.common.recompute._RecomputeHandle.recover_inputs",
     "mindspore.common.recompute._StopRecomputationError",
     "mindspore.graph.api._pynative_executor",
     "mindspore.utils.MsDispatchMode",
 )
 
 
+ENGINE_MODULE = _RecomputeHandle.__module__
+"""Where MindSpore's own recompute lives: who counts what a step leaves behind counts the objects of this module too."""
+
+
+_STOPS_AT = frozenset({"BatchMatMul", "BatchMatMulExt", "Dense", "MatMul", "MatMulExt"})
+"""Operators in front of which a replay ends. Most operators of one input have made their result's object by then, and
+MindSpore never frees it when the call does not come to pass; they are cheap, so they run."""
+
+
 class _Stopper(MsDispatchMode):
-    """While entered, the next operator on this thread ends the replay instead of running."""
+    """While entered, the next expensive operator on this thread ends the replay instead of running."""
 
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
-        raise _StopRecomputationError
+        if func.name in _STOPS_AT:
+            raise _StopRecomputationError
+        return func(*args, **(kwargs or {}))
 
 
 class _SaveCounter(defaultdict):
@@ -98,6 +111,7 @@ class BlockHandle(_RecomputeHandle):
 
     invocation: Invocation
     engine_key: Any
+    recovered: list | None
 
     @staticmethod
     def adopt(handle: _RecomputeHandle, invocation: Invocation) -> None:
@@ -105,6 +119,7 @@ class BlockHandle(_RecomputeHandle):
         handle.__class__ = BlockHandle
         handle.invocation = invocation
         handle.engine_key = None
+        handle.recovered = None
         handle.placeholder_counter = _SaveCounter()
 
     def recompute(self, recompute_key: Any) -> None:
@@ -117,9 +132,18 @@ class BlockHandle(_RecomputeHandle):
             self._forget_engine(recompute_key)
         elif session.retain_on_unpack:
             self.invocation.retain(recompute_key)
-        while not self._replay(recompute_key):
-            pass
+        try:
+            while not self._replay(recompute_key):
+                pass
+        finally:
+            self.recovered = None
         self.invocation.replayed()
+
+    def recover_inputs(self) -> list:
+        """Return the block's inputs. A replay that starts over gets them again: an outer block hands them out once."""
+        if self.recovered is None:
+            self.recovered = super().recover_inputs()
+        return self.recovered
 
     def clear_session(self, session_id: Any) -> None:
         """Drop what was recomputed for the session, and the call records if no other session retains them."""
@@ -142,7 +166,7 @@ class BlockHandle(_RecomputeHandle):
                 frame.check_complete(len(self.placeholders))
         except Exception as error:
             self._undo(recompute_key, frame)
-            if frame.learn(needed=True):
+            if isinstance(error, StartOver) or frame.learn_from(error):
                 return False
             explanation = self._explanation(error, frame)
             if explanation is None:
@@ -157,7 +181,7 @@ class BlockHandle(_RecomputeHandle):
             if frame.stopper is not None:
                 frame.stopper.__exit__(None, None, None)
             set_rng_state(caller_state)
-        frame.learn(needed=False)
+        frame.learn_not_needed()
         return True
 
     def _needed(self) -> int:
@@ -172,7 +196,9 @@ class BlockHandle(_RecomputeHandle):
         done = self.is_recomputed.get(recompute_key)
         super().clear_session(recompute_key)
         if frame.started and not done:
-            _pynative_executor.end_empty_graph()
+            # An error of an operator has unwound the graph already, and then MindSpore has none to end.
+            with contextlib.suppress(RuntimeError):
+                _pynative_executor.end_empty_graph()
 
     def _explanation(self, error: Exception, frame: ReplayFrame) -> Exception | None:
         """Return the error that tells the user more than `error`, None if it is the user's own."""
@@ -184,7 +210,7 @@ class BlockHandle(_RecomputeHandle):
                 "that the forward saved; make the block run the same operators in its replay as in its forward."
             )
         misused = frame.misused_stand_in(str(error))
-        return None if misused is None else UnsavedOutputError(misused.region_name)
+        return None if misused is None else misused.unsaved_output()
 
     def _forget_engine(self, recompute_key: Any) -> None:
         """Drop what an earlier backward pass over this graph left unread; without a session nobody else can read it."""

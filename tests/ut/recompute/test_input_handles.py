@@ -131,13 +131,37 @@ def test_marks_end_with_the_region_also_when_it_raises(leaf):
     assert unpack(x) is x
 
 
-def test_a_change_in_place_is_an_error_that_names_the_region(leaf):
+@pytest.mark.parametrize("keep_inputs", [False, True])
+@pytest.mark.parametrize("made_by", ["operator", "view", "region"])
+def test_a_change_in_place_is_an_error_that_names_the_region(leaf, made_by, keep_inputs):
     x, y = leaf(4, 4), leaf(4, 4)
+    makers = {
+        "operator": ops.tanh,
+        "view": lambda a: ops.tanh(a).reshape(2, 8).reshape(4, 4),
+        "region": checkpoint_exclude_wrapper(ops.tanh),
+    }
 
-    @checkpoint_exclude_wrapper
     def overwrites(a, b):
         b.copy_(ops.exp(a))
         return ops.square(b)
 
+    region = checkpoint_exclude_wrapper(overwrites, keep_inputs=keep_inputs)
     with recording(), pytest.raises(RuntimeError, match=r"overwrites' changed its input 1 .* in place.*copy"):
-        checkpoint(lambda a, b: overwrites(ops.tanh(a), ops.tanh(b)).sum(), x, y)
+        checkpoint(lambda a, b: region(ops.tanh(a), makers[made_by](b)).sum(), x, y)
+
+
+def test_an_input_that_a_region_returns_is_deferred_by_the_next_one(leaf, alive, value_and_grads, assert_same):
+    x = leaf(6, 10)
+    returns, saves = (lambda a: (a, a.sum())), ops.square
+
+    def block(a, one, other):
+        same, total = one(ops.tanh(a))
+        return other(same).sum() * total
+
+    wrapped = checkpoint_exclude_wrapper(returns), checkpoint_exclude_wrapper(saves)
+    plain = value_and_grads(lambda: block(x, returns, saves), (), [x])
+    with recording():
+        out = checkpoint(block, x, *wrapped)
+        assert alive(6, 10) == 2, "x and the output of the second region"
+        grads = run_backward([out], [ops.ones_like(out)], [x], False)
+    assert_same([out.asnumpy(), *[grad.asnumpy() for grad in grads]], plain)

@@ -30,7 +30,18 @@ class OutputLeaf(NamedTuple):
 class CallRecord:
     """One call of an excluded region: what its arguments looked like, its output, the random state it left behind."""
 
-    __slots__ = ("inputs", "keys", "nests", "output_nest", "outputs", "random_state", "region", "released", "saved")
+    __slots__ = (
+        "inputs",
+        "keys",
+        "nests",
+        "output_nest",
+        "outputs",
+        "random_state",
+        "region",
+        "released",
+        "run_again",
+        "saved",
+    )
 
     def __init__(self, region: Any, keys: tuple, nests: tuple[Nest, ...], inputs: tuple[InputLeaf, ...]) -> None:
         """Record the arguments.
@@ -49,12 +60,17 @@ class CallRecord:
         self.outputs: tuple[OutputLeaf, ...] = ()
         self.random_state: Any = None
         self.saved = True
+        self.run_again = False
         self.released = False
 
     @property
     def region_name(self) -> str:
         """What error messages call the region."""
         return self.region.name
+
+    def unsaved_output(self) -> UnsavedOutputError:
+        """Return the error for a wrong use of the output, which is not saved."""
+        return UnsavedOutputError(self.region_name, self)
 
     def waits_for_input(self) -> bool:
         """Return whether an operator still needs an input that the replay makes."""
@@ -75,7 +91,7 @@ class UnsavedOutput:
         self.record = record
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise UnsavedOutputError(self.record.region_name)
+        raise self.record.unsaved_output()
 
     __getattr__ = __getitem__ = __iter__ = __len__ = __call__ = __bool__ = __float__ = __int__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = __truediv__ = _refuse

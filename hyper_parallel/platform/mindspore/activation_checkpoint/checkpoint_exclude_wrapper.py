@@ -23,7 +23,6 @@ from typing import Any
 
 import mindspore
 from mindspore import Parameter, Tensor
-from mindspore.common._grad_function import _Function
 from mindspore.common.generator import get_rng_state, set_rng_state
 from mindspore.graph.api import _no_grad, _pynative_executor
 from mindspore.nn import Cell
@@ -52,10 +51,12 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import 
     is_output_of,
     is_tensor,
     mark_output,
+    mark_saved,
     mark_unsaved,
 )
 from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import MarkMemory, real_copy
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
+from hyper_parallel.platform.mindspore.autograd import Function
 from hyper_parallel.platform.mindspore.recompute import stop_if_satisfied
 from hyper_parallel.platform.nest import flatten
 from hyper_parallel.platform.recompute_state import (
@@ -63,21 +64,21 @@ from hyper_parallel.platform.recompute_state import (
     Phase,
     ReplayFrame,
     ReplayMismatchError,
-    UnsavedOutputError,
+    StartOver,
     current_frame,
 )
 
 PRIVATE_INTERFACES: tuple[str, ...] = (
-    "mindspore.common._grad_function._Function",
     "mindspore.graph.api._no_grad",
     "mindspore.graph.api._pynative_executor",
     "mindspore.Tensor._requires_grad",
+    "mindspore.Tensor._version",
 )
 
 _EXCLUDED_FRAME = Frame(Phase.EXCLUDED, None)
 
 
-class _CachedOutput(_Function):
+class _CachedOutput(Function):
     """Gives a cached output, in a replay, the place in the graph that it had in the forward. Never differentiated."""
 
     @staticmethod
@@ -122,11 +123,13 @@ class Region:
         try:
             inputs = self._defer(frame, leaves, marks)
             record = CallRecord(self, keys, nests, inputs)
+            given = [_worked_on(leaf) for leaf in leaves]
             if any(made.copied is not None for made in marks):
-                args, kwargs = put_together(keys, nests, [_worked_on(leaf) for leaf in leaves])
+                args, kwargs = put_together(keys, nests, given)
+            versions = _versions(given)
             with deferring():
                 result = fn(*args, **kwargs)
-            self._check_versions(marks)
+            self._check_versions(versions, _versions(given))
             self._record_output(frame, record, result, marks)
         finally:
             current_frame.reset(token)
@@ -153,11 +156,11 @@ class Region:
         marks.append(Mark(leaf, before, handle, copy))
         return InputLeaf(leaf.shape, leaf.dtype, weakref.ref(handle))
 
-    def _check_versions(self, marks: list[Mark]) -> None:
-        for made in marks:
-            if made.changed():
+    def _check_versions(self, before: list[int], after: list[int]) -> None:
+        for position, (version, now) in enumerate(zip(before, after)):
+            if version != now:
                 raise RuntimeError(
-                    f"Excluded region '{self.name}' changed its input {made.position} (counting its tensors from 0) in "
+                    f"Excluded region '{self.name}' changed its input {position} (counting its tensors from 0) in "
                     "place, but a replay skips the region and cannot make that change again; let the region work on a "
                     "copy, or move the change out of it."
                 )
@@ -169,10 +172,13 @@ class Region:
         check_output(self.name, record.output_nest)
         record.saved = self.save_output is True or (self.finds_out and self.output_needed is not False)
         record.outputs = tuple([_output_leaf(record, leaf, marks) for leaf in leaves])
-        for leaf in leaves:
-            mark_output(leaf, frame.invocation)
+        for leaf, made in zip(leaves, record.outputs):
+            if made.input_position is None or not record.saved:
+                mark_output(leaf, frame.invocation)
             if self.save_output is False:
                 mark_unsaved(leaf, frame.invocation, self.name)
+            elif made.tensor is not None:
+                mark_saved(leaf)
 
     def _replay(self, frame: ReplayFrame, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         record = frame.take_record(self.name)
@@ -183,7 +189,7 @@ class Region:
                 if handle is not None and leaf is not None:
                     frame.handle.bind(handle, leaf, frame.key)
         stop_if_satisfied(frame)
-        if record.released or not (record.saved or self.save_output is False or self.output_needed is False):
+        if record.released or record.run_again or (self.finds_out and self.output_needed and not record.saved):
             return self._run_again(record, fn, args, kwargs, leaves)
         set_rng_state(record.random_state)
         if not record.saved or (self.finds_out and self.output_needed is None):
@@ -199,7 +205,7 @@ class Region:
         leaves: list = []
         for value, nest in zip(values, expected):
             if type(value) is UnsavedOutput:
-                frame.take_back(value)
+                self._take_stand_in(frame, record, value, len(leaves), nest.leaf_count())
                 leaves.extend([None] * nest.leaf_count())
             elif flatten(value, is_tensor, leaves) != nest:
                 self._raise_mismatch(record, keys, values)
@@ -212,11 +218,21 @@ class Region:
                 )
         return leaves
 
+    @staticmethod
+    def _take_stand_in(frame: ReplayFrame, record: CallRecord, stand_in: UnsavedOutput, first: int, count: int) -> None:
+        """Accept a stand-in for `count` tensors from `first` on, unless an operator waits for one of these."""
+        frame.take_back(stand_in)
+        waiting = [
+            leaf.handle is not None and leaf.handle() is not None for leaf in record.inputs[first : first + count]
+        ]
+        if frame.handle is not None and any(waiting):
+            raise stand_in.record.unsaved_output()
+
     def _raise_mismatch(self, record: CallRecord, keys: tuple, values: list) -> None:
         nests = [flatten(value, is_tensor, []) for value in values]
         for constant in itertools.chain.from_iterable(nest.constants() for nest in nests):
             if type(constant) is UnsavedOutput:
-                raise UnsavedOutputError(constant.record.region_name)
+                raise constant.record.unsaved_output()
         raise ReplayMismatchError(
             f"The replay called excluded region '{self.name}' with arguments {describe(keys, nests)}, but the forward "
             f"with {describe(record.keys, record.nests)}; make the block call it in its replay as in its forward."
@@ -224,6 +240,11 @@ class Region:
 
     def _run_again(self, record: CallRecord, fn: Callable[..., Any], args: tuple, kwargs: dict, leaves: list) -> Any:
         """Run the body in a replay that comes after the record was released, or that needs an output nobody saved."""
+        stand_ins = [value for value in arguments(args, kwargs)[1] if type(value) is UnsavedOutput]
+        if stand_ins:
+            for stand_in in stand_ins:
+                stand_in.record.run_again = True
+            raise StartOver
         if record.released and not self.warned:
             self.warned = True
             warnings.warn(
@@ -247,6 +268,11 @@ def _worked_on(leaf: Tensor) -> Tensor:
     """Return the copy that a region works on instead of its input, or the input itself."""
     mark = mark_of(leaf)
     return leaf if mark is None or mark.copied is None else mark.copied
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    """Return how often each tensor was changed in place. A Parameter is a state that a region may well move on."""
+    return [0 if isinstance(tensor, Parameter) else tensor._version for tensor in tensors]
 
 
 def _output_leaf(record: CallRecord, leaf: Tensor, marks: list[Mark]) -> OutputLeaf:

@@ -17,6 +17,7 @@ from typing import Any
 from mindspore import Tensor
 from mindspore.nn import Cell
 
+from hyper_parallel.platform.mindspore.activation_checkpoint.call_record import UnsavedOutput
 from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import check_result_is_saved, is_tensor
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
 from hyper_parallel.platform.mindspore.recompute import BlockHandle, run_block
@@ -43,7 +44,7 @@ class Block:
         outer = current_frame.get()
         if outer is not None and outer.phase is Phase.REPLAY:
             invocation = outer.take_child(self.name)
-            self.forward_frame = ReplayFrame(invocation)
+            self.forward_frame = ReplayFrame(invocation, outer=outer)
         else:
             invocation = Invocation(self.name)
             self.forward_frame = Frame(Phase.FORWARD, invocation, handle)
@@ -86,8 +87,18 @@ def call_block(fn: Callable[..., Any], name: str, args: tuple, kwargs: dict) -> 
     """Call `fn(*args, **kwargs)` as a checkpointed block that error messages call `name`."""
     tensors: list[Tensor] = []
     nest = flatten((args, kwargs), is_tensor, tensors)
+    _refuse_stand_ins(nest)
     block = Block(fn, name, nest)
     return run_block(block, block.started, tensors)
+
+
+def _refuse_stand_ins(nest: Nest) -> None:
+    """Raise if an output that is not saved goes into a block: its replay would get other tensors than its forward."""
+    frame = current_frame.get()
+    if frame is not None and frame.phase is Phase.REPLAY and frame.stand_ins:
+        for constant in nest.constants():
+            if type(constant) is UnsavedOutput:
+                raise constant.record.unsaved_output()
 
 
 def checkpoint_wrapper(cell_or_fn: Any) -> Any:

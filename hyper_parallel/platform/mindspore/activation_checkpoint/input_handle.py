@@ -20,7 +20,6 @@ from hyper_parallel.platform.mindspore.recompute import BlockHandle, current_rec
 PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.Tensor._get_user_data",
     "mindspore.Tensor._set_user_data",
-    "mindspore.Tensor._version",
 )
 
 
@@ -55,7 +54,7 @@ class Mark:
     and would keep the handle, and with it the recomputed input, although they do not need it.
     """
 
-    __slots__ = ("before", "copied", "handle", "position", "tensor", "versions")
+    __slots__ = ("before", "copied", "handle", "position", "tensor")
 
     def __init__(self, tensor: Tensor, before: Any, handle: InputHandle, copied: Tensor | None) -> None:
         """Begin.
@@ -74,7 +73,6 @@ class Mark:
         tensor._set_user_data(_key.name, self)
         if copied is not None:
             copied._set_user_data(_key.name, self)
-        self.versions = self._versions()
 
     def end(self) -> None:
         """Give the tensor the mark that it had before, and let everything go."""
@@ -82,13 +80,6 @@ class Mark:
         if self.copied is not None:
             self.copied._set_user_data(_key.name, None)
         self.tensor = self.before = self.handle = self.copied = None
-
-    def changed(self) -> bool:
-        """Return whether the tensor, or its copy, has been changed in place."""
-        return self._versions() != self.versions
-
-    def _versions(self) -> Any:
-        return self.tensor._version if self.copied is None else (self.tensor._version, self.copied._version)
 
 
 class _Key(threading.local):

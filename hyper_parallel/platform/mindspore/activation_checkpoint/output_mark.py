@@ -43,6 +43,12 @@ def mark_unsaved(tensor: Tensor, invocation: Invocation, region: str) -> None:
     tensor._set_user_data(_UNSAVED, (invocation.serial, region))
 
 
+def mark_saved(tensor: Tensor) -> None:
+    """Forget that a region does not save `tensor`: another one that returns it does."""
+    if tensor._get_user_data(_UNSAVED) is not None:
+        tensor._set_user_data(_UNSAVED, None)
+
+
 def check_result_is_saved(invocation: Invocation, result: Any) -> None:
     """Raise if a block returns an output that its region does not save."""
     if all(record.region.save_output is not False for record in invocation.records):

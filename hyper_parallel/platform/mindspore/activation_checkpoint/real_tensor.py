@@ -15,11 +15,10 @@ from typing import Any
 
 import mindspore
 from mindspore import Tensor, ops, saved_tensors_hooks
-from mindspore.common._grad_function import _Function
+
+from hyper_parallel.platform.mindspore.autograd import Function
 
 PRIVATE_INTERFACES: tuple[str, ...] = (
-    "mindspore.common._grad_function._Function",
-    "mindspore.graph.api._no_grad",
     "mindspore.Tensor._get_user_data",
     "mindspore.Tensor._grad_node",
     "mindspore.Tensor._is_leaf",
@@ -33,7 +32,7 @@ _PROBE = "hyper_parallel_probe"
 _PROBED_TYPES = (mindspore.float16, mindspore.float32, mindspore.float64)
 
 
-class _Copy(_Function):
+class _Copy(Function):
     """The same values in a storage of their own."""
 
     @staticmethod
@@ -72,7 +71,7 @@ class MarkMemory:
 
 def _maker(tensor: Tensor) -> Any:
     node = tensor._grad_node
-    return (type(node) if isinstance(node, _Function) else node.name(), tensor._output_index)
+    return (type(node) if isinstance(node, Function) else node.name(), tensor._output_index)
 
 
 def _probe(tensor: Tensor) -> bool:

@@ -102,7 +102,7 @@ class Transport:
                 "shapes and types may change between steps but not between the micro-batches of one: pad them."
             )
         for tensor in tensors:
-            self._messenger.send(tensor.contiguous(), rank)
+            self._send(tensor, rank)
 
     def post(self, message: Message) -> None:
         """Ask for a message before it is needed, where that can be done without waiting."""
@@ -129,7 +129,7 @@ class Transport:
         structure, tensors = encode(value)
         self._announce(rank, 0, structure, None)
         for tensor in tensors:
-            self._messenger.send(tensor.contiguous(), rank)
+            self._send(tensor, rank)
 
     def receive_value(self, rank: int) -> Any:
         """Wait for the value that `send_value` of another rank sent to this one."""
@@ -149,6 +149,9 @@ class Transport:
     def close(self) -> None:
         """Stop, when everything is handed over."""
         self._messenger.close()
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        self._messenger.send(tensor if tensor.is_contiguous() else tensor.contiguous(), rank)
 
     def _announce(self, rank: int, check: int, structure: str, before: str | None) -> None:
         """Send what the next value of a channel looks like."""

@@ -4,8 +4,8 @@ Rules:
 1. Actions run in the order of the row, one at a time, on the calling thread. Nothing is reordered, so the trace of a
    step is the row.
 2. An action starts when its inputs are here. Only F, B, I and overlapped pairs wait, each for what it needs itself; a
-   send does not wait for its receiver, a receive is asked for, and both go on. R and W need only what is on this rank: a gradient that is
-   under way arrives while they run.
+   send does not wait for its receiver, a receive is asked for, and both go on. R and W need only what is on this rank:
+   a gradient that is under way arrives while they run.
 3. Values go from stage to stage without a message when both stages are on this rank. The reader cannot tell.
 4. Gradients go back flat: one entry per tensor that the next stage took from its predecessor, None where none is
    needed.

@@ -30,6 +30,8 @@ from scripts.workers import run_workers
 WORKER = Path(__file__).with_name("soak_worker.py")
 CASE = "zb-h1/p4/v1/prefire/region/split/mlp"
 FLAT = ("tensors", "sessions", "handles", "objects", "pending", "threads")
+ALLOWANCE = 1.05
+"""All ranks together may grow by this much of what the one process grows by: sends and receives are operators too."""
 
 Samples = Sequence[dict[str, Any]]
 
@@ -119,11 +121,11 @@ def grown(rank: int, samples: Samples) -> list[str]:
 def misses(ranks: Sequence[Samples], alone: Samples) -> list[str]:
     """What grew, one sentence each."""
     found = [problem for rank, samples in enumerate(ranks) for problem in grown(rank, samples)]
-    together, limit = sum(map(growth, ranks)), growth(alone)
+    together, limit = sum(map(growth, ranks)), ALLOWANCE * growth(alone)
     if together > limit:
         found.append(
-            f"resident memory: {together:.1f} KiB per step on all ranks together, expected at most the {limit:.1f} of "
-            "the same operators in one process"
+            f"resident memory: {together:.1f} KiB per step on all ranks together, expected at most {limit:.1f}, "
+            f"{ALLOWANCE} times that of the same operators in one process"
         )
     return found
 

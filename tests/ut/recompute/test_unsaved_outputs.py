@@ -118,16 +118,23 @@ def test_an_error_of_the_block_itself_is_not_blamed_on_an_unsaved_output(leaf, v
         value_and_grads(lambda: checkpoint(block, x, y), (), [x, y])
 
 
-def test_a_region_that_finds_out_may_hand_an_unsaved_output_on_as_its_own(leaf, value_and_grads, assert_same):
+@pytest.mark.parametrize("save_output", [True, "auto"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_region_may_hand_an_unsaved_output_on_as_its_own(leaf, value_and_grads, assert_same, save_output, nested):
     x, y = leaf(4, 4), leaf(4, 4)
     regions = (
         checkpoint_exclude_wrapper(first, save_output=False),
-        checkpoint_exclude_wrapper(SharesItsInput.apply, save_output="auto"),
+        checkpoint_exclude_wrapper(SharesItsInput.apply, save_output=save_output),
     )
 
     def block(a, b, chain):
         return chain[1](chain[0](ops.tanh(a) * b))
 
-    plain = value_and_grads(lambda: block(x, y, (first, SharesItsInput.apply)), (), [x, y])
+    def program(call, chain):
+        if not nested:
+            return call(block, x, y, chain)
+        return call(lambda a, b: call(block, ops.tanh(a), b, chain) * b, x, y)
+
+    plain = value_and_grads(lambda: program(plainly, (first, SharesItsInput.apply)), (), [x, y])
     for _ in range(3):
-        assert_same(value_and_grads(lambda: checkpoint(block, x, y, regions), (), [x, y]), plain)
+        assert_same(value_and_grads(lambda: program(checkpoint, regions), (), [x, y]), plain)

@@ -96,7 +96,11 @@ def main() -> int:
         if fault:
             failed += 1
             print(describe(seed, fault), flush=True)
-    print(f"{done} programs from seed {options.seed}, {failed} failed, {time.monotonic() - started:.0f} s")
+    seconds = time.monotonic() - started
+    print(
+        f"{done} programs, seeds {options.seed} to {options.seed + done - 1}, {failed} failed, {seconds:.0f} s, "
+        f"{done / seconds / options.jobs:.1f} programs per second and process"
+    )
     return 1 if failed or not done else 0
 
 

@@ -37,6 +37,30 @@ PRODUCERS = {
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
+def test_gradients_of_all_uses_of_an_input_are_added_in_the_order_of_the_plain_program(
+    leaf, value_and_grads, assert_same, producer
+):
+    make, _ = PRODUCERS[producer]
+    x = leaf(6, 10)
+
+    def region(a):
+        return ops.tanh(a * 3), ops.exp(a) / 7
+
+    def program(inner):
+        made = make(x * 2)
+
+        def block(a):
+            one, other = inner(a)
+            return (one * 5 + other).astype(mindspore.float32)
+
+        used = checkpoint(block, made) if inner is not region else block(made)
+        return (used + made.astype(mindspore.float32) * 0.3).sum() + x.sum()
+
+    plain = value_and_grads(lambda: program(region), (), [x])
+    assert_same(value_and_grads(lambda: program(checkpoint_exclude_wrapper(region)), (), [x]), plain)
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
 def test_a_saved_input_is_not_kept_alive_whatever_made_it(leaf, alive, value_and_grads, assert_same, producer):
     make, shape = PRODUCERS[producer]
     x = leaf(6, 10)

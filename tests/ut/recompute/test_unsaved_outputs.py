@@ -11,6 +11,17 @@ from hyper_parallel.core.activation_checkpoint import (
     checkpoint_exclude_wrapper,
     is_recomputing,
 )
+from hyper_parallel.platform.mindspore.autograd import Function
+
+
+class SharesItsInput(Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.data
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
 
 
 def first(a):
@@ -105,3 +116,25 @@ def test_an_error_of_the_block_itself_is_not_blamed_on_an_unsaved_output(leaf, v
 
     with pytest.raises(KeyError, match="mine"):
         value_and_grads(lambda: checkpoint(block, x, y), (), [x, y])
+
+
+@pytest.mark.parametrize("save_output", [True, "auto"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_region_may_hand_an_unsaved_output_on_as_its_own(leaf, value_and_grads, assert_same, save_output, nested):
+    x, y = leaf(4, 4), leaf(4, 4)
+    regions = (
+        checkpoint_exclude_wrapper(first, save_output=False),
+        checkpoint_exclude_wrapper(SharesItsInput.apply, save_output=save_output),
+    )
+
+    def block(a, b, chain):
+        return chain[1](chain[0](ops.tanh(a) * b))
+
+    def program(call, chain):
+        if not nested:
+            return call(block, x, y, chain)
+        return call(lambda a, b: call(block, ops.tanh(a), b, chain) * b, x, y)
+
+    plain = value_and_grads(lambda: program(plainly, (first, SharesItsInput.apply)), (), [x, y])
+    for _ in range(3):
+        assert_same(value_and_grads(lambda: program(checkpoint, regions), (), [x, y]), plain)

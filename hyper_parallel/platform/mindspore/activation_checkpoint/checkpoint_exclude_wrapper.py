@@ -3,7 +3,8 @@
 1. In a forward the region's body runs once. A call record keeps its output, the random state that it left behind and,
    weakly, a handle for each input: the replay will make the inputs again, so the region need not keep them.
 2. Parameters, and outputs of excluded regions of the same invocation, are not deferred: they are alive anyway.
-3. An input that cannot carry a mark (real_tensor.py) is replaced by a copy for the time of the call.
+3. An input that cannot carry a mark (real_tensor.py) is known by its place in the graph; without one, it is replaced
+   by a copy for the time of the call.
 4. A replay takes the records in call order. It binds the handles that an operator still waits for, restores the random
    state, and returns the cached output. The body does not run.
 5. A replay that finds the record released runs the body again, without recording it, and warns once.
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mindspore
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, ops
 from mindspore.common.generator import get_rng_state, set_rng_state
 from mindspore.graph.api import _no_grad, _pynative_executor
 from mindspore.nn import Cell
@@ -44,6 +45,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.checkpoint_wrapper 
 from hyper_parallel.platform.mindspore.activation_checkpoint.input_handle import (
     InputHandle,
     Mark,
+    Sources,
     deferring,
     mark_of,
 )
@@ -54,9 +56,9 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import 
     mark_saved,
     mark_unsaved,
 )
-from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import MarkMemory, real_copy
+from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import MarkMemory
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
-from hyper_parallel.platform.mindspore.autograd import Function
+from hyper_parallel.platform.mindspore.autograd import Function, node_of
 from hyper_parallel.platform.mindspore.recompute import stop_if_satisfied
 from hyper_parallel.platform.nest import flatten
 from hyper_parallel.platform.recompute_state import (
@@ -120,39 +122,46 @@ class Region:
         keys, nests = take_apart(args, kwargs, leaves)
         token = current_frame.set(_EXCLUDED_FRAME)
         marks: list[Mark] = []
+        sources = Sources()
         try:
-            inputs = self._defer(frame, leaves, marks)
+            inputs = self._defer(frame, leaves, marks, sources)
             record = CallRecord(self, keys, nests, inputs)
             given = [_worked_on(leaf) for leaf in leaves]
             if any(made.copied is not None for made in marks):
                 args, kwargs = put_together(keys, nests, given)
             versions = _versions(given)
-            with deferring():
+            with deferring(sources):
                 result = fn(*args, **kwargs)
             self._check_versions(versions, _versions(given))
             self._record_output(frame, record, result, marks)
         finally:
             current_frame.reset(token)
+            sources.end()
             for made in marks:
                 made.end()
         record.random_state = get_rng_state()
         frame.invocation.records.append(record)
         return result
 
-    def _defer(self, frame: Frame, leaves: list[Tensor], marks: list[Mark]) -> tuple[InputLeaf, ...]:
+    def _defer(self, frame: Frame, leaves: list[Tensor], marks: list[Mark], sources: Sources) -> tuple[InputLeaf, ...]:
         """Mark the inputs that the replay will make again, and describe all of them for the replay."""
         if self.keep_inputs or not _pynative_executor.requires_grad():
             return tuple([InputLeaf(leaf.shape, leaf.dtype, None) for leaf in leaves])
-        return tuple([self._defer_one(frame, leaf, position, marks) for position, leaf in enumerate(leaves)])
+        return tuple([self._defer_one(frame, leaf, place, marks, sources) for place, leaf in enumerate(leaves)])
 
-    def _defer_one(self, frame: Frame, leaf: Tensor, position: int, marks: list[Mark]) -> InputLeaf:
+    def _defer_one(self, frame: Frame, leaf: Tensor, position: int, marks: list[Mark], sources: Sources) -> InputLeaf:
         if isinstance(leaf, Parameter) or is_output_of(leaf, frame.invocation):
             return InputLeaf(leaf.shape, leaf.dtype, None)
         before = mark_of(leaf)
         if before is not None and before in marks:
             return InputLeaf(leaf.shape, leaf.dtype, None)
         handle = InputHandle(frame.handle, self.name, position)
-        copy = None if self.memory.keeps_mark(leaf, position) else real_copy(leaf)
+        copy = None
+        if not self.memory.keeps_mark(leaf, position):
+            if node_of(leaf) is None:
+                copy = ops.deepcopy(leaf)
+            else:
+                sources.add(leaf, handle)
         marks.append(Mark(leaf, before, handle, copy))
         return InputLeaf(leaf.shape, leaf.dtype, weakref.ref(handle))
 
@@ -177,7 +186,7 @@ class Region:
                 mark_output(leaf, frame.invocation)
             if self.save_output is False:
                 mark_unsaved(leaf, frame.invocation, self.name)
-            elif made.tensor is not None:
+            else:
                 mark_saved(leaf)
 
     def _replay(self, frame: ReplayFrame, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:

@@ -2,7 +2,8 @@
 
 1. At a region's entry each tensor that may be deferred is marked, as user data of the tensor, with a handle. At its
    exit every mark is what it was before.
-2. The pack hook reads the mark: a marked tensor is saved as its handle, any other as its data. That is all it does.
+2. The pack hook reads the mark: a marked tensor is saved as its handle, any other as its data. That is all it does,
+   unless an input cannot carry a mark (real_tensor.py): then it also asks what an unmarked tensor was made from.
 3. A handle's tensor is kept with the recomputed tensors of the block (recompute.py, rule 3). Nothing but the operators
    that saved a handle keeps it alive, so an input that the region does not save costs nothing.
 4. Unpack fires the replay if need be, and returns what the replay made; never the tensor of the forward.
@@ -15,11 +16,14 @@ from typing import Any
 
 from mindspore import Tensor, saved_tensors_hooks
 
+from hyper_parallel.platform.mindspore.autograd import is_custom_function, next_edges, node_id, node_of
 from hyper_parallel.platform.mindspore.recompute import BlockHandle, current_recompute_key
 
 PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.Tensor._get_user_data",
+    "mindspore.Tensor._output_index",
     "mindspore.Tensor._set_user_data",
+    "mindspore._c_expression.BackwardNodePy.name",
 )
 
 
@@ -97,6 +101,37 @@ def mark_of(tensor: Tensor) -> Mark | None:
     return tensor._get_user_data(_key.name)
 
 
+class Sources:
+    """The inputs of a region that lose their mark, known by their place in the graph, until the region's exit."""
+
+    def __init__(self) -> None:
+        self._handles: dict[tuple[int, int], InputHandle] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._handles)
+
+    def add(self, tensor: Tensor, handle: InputHandle) -> None:
+        """Let `handle` stand in for `tensor`, which has a place in the graph, and for contiguous copies of it."""
+        self._handles[node_id(node_of(tensor)), tensor._output_index] = handle
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Save what `pack` does; a tensor without a mark as its handle if it is an input or the copy of one."""
+        saved = pack(tensor)
+        if type(saved) is InputHandle:
+            return saved
+        node, index = node_of(tensor), tensor._output_index
+        if node is not None and not is_custom_function(node) and node.name() == _COPY_OF_A_VIEW:
+            node, index = next_edges(node)[0]
+        return saved if node is None else self._handles.get((node_id(node), index), saved)
+
+    def end(self) -> None:
+        """Let every handle go; the hooks may live as long as what they saved."""
+        self._handles.clear()
+
+
+_COPY_OF_A_VIEW = "Contiguous"
+
+
 def pack(tensor: Tensor) -> Any:
     """Save a marked tensor as its handle, any other as its data."""
     mark = tensor._get_user_data(_key.name)
@@ -110,6 +145,6 @@ def unpack(saved: Any) -> Tensor:
     return saved.read() if type(saved) is InputHandle else saved
 
 
-def deferring() -> saved_tensors_hooks:
-    """Return the context in which operators save handles for marked tensors."""
-    return saved_tensors_hooks(pack, unpack)
+def deferring(sources: Sources) -> saved_tensors_hooks:
+    """Return the context in which operators save handles for marked tensors and for `sources`."""
+    return saved_tensors_hooks(sources.pack if sources else pack, unpack)

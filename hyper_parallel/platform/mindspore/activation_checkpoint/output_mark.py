@@ -44,7 +44,7 @@ def mark_unsaved(tensor: Tensor, invocation: Invocation, region: str) -> None:
 
 
 def mark_saved(tensor: Tensor) -> None:
-    """Forget that a region does not save `tensor`: another one that returns it does."""
+    """Forget that a region does not save `tensor`: another one returns it that does, or makes it again if need be."""
     if tensor._get_user_data(_UNSAVED) is not None:
         tensor._set_user_data(_UNSAVED, None)
 

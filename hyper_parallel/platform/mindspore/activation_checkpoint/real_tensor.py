@@ -1,12 +1,15 @@
-"""Which tensors can carry a mark, and real copies of those that cannot.
+"""Which tensors can carry a mark.
 
 1. An operator that gets a view (a reshape, a slice, one piece of a split), or a tensor that a custom function returned
    unchanged, may work on a copy of it. That copy is what it saves, and the copy has no mark.
 2. Nothing on a tensor tells whether this will happen, but what made the tensor does. So it is found out once for each
    kind of maker, by running one operator that saves the tensor.
 3. A leaf has no maker. For it the same is found out once for each place where it is used.
-4. A real copy, made at the region's entry, can be marked. Each operator that reads the view would have made that copy
-   anyway.
+4. One that cannot, and needs a gradient, is known by its place in the graph: what an operator saves instead was made
+   from it. A real copy at the region's entry could be marked too, but all gradients of the region would be added up at
+   the copy, before those of other uses: another order of additions, and other last bits.
+5. Without a gradient there is no such place, and no such order: then it is a copy that gets the mark. Each operator
+   that reads the view would have made that copy anyway.
 """
 
 from __future__ import annotations
@@ -30,23 +33,6 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
 
 _PROBE = "hyper_parallel_probe"
 _PROBED_TYPES = (mindspore.float16, mindspore.float32, mindspore.float64)
-
-
-class _Copy(Function):
-    """The same values in a storage of their own."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return ops.deepcopy(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-def real_copy(tensor: Tensor) -> Tensor:
-    """Return a copy of `tensor` that can carry a mark, and through which gradients flow."""
-    return _Copy.apply(tensor) if tensor._requires_grad else ops.deepcopy(tensor)
 
 
 class MarkMemory:

@@ -1,8 +1,9 @@
 """Measures steps of every schedule and recompute mode on real workers, beside what the simulator says.
 
 Messages, executor, chunks and replays are real; only the compute of each block is replaced by waiting, so that 4 and 8
-ranks can be timed on few cores. F, dx, dw and the recompute of a stage wait for the same time (20 ms by default); the
-simulator is told just this, and nothing of the work around it: what the ratio exceeds 1 by is overhead.
+ranks can be timed on few cores. F, dx, dw and the recompute of a stage wait for the same time (20 ms by default). The
+simulator is told this, and how long a message takes, which the workers measure before the steps; nothing of the work
+around it. What the ratio exceeds 1 by is overhead. `bare ratio` compares with messages that take no time.
 
     python scripts/bench/schedule_efficiency.py --ranks 4 8 --json efficiency.json
 """
@@ -21,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.plan import Plan, insert_communication, insert_recompute, make_plan, simulate
-from pipeline.plan.costs import Costs
+from pipeline.plan.costs import Communication, Costs
 from pipeline.plan.schedules import SCHEDULES
 from scripts.bench.report import plot_bars, show_table, write_json
 from scripts.workers import run_workers
@@ -40,7 +41,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for ranks in options.ranks:
         rows += measure(ranks, options)
-    columns = ("case", "mode", "simulated ms", "measured ms", "fastest ms", "ratio", "block runs")
+    columns = ("case", "mode", "simulated ms", "measured ms", "fastest ms", "ratio", "bare ratio", "block runs")
     show_table(f"Steps with {options.cost:g} ms per action", rows, columns)
     gains = [gain for ranks in options.ranks for gain in prefire_gains(rows, ranks, options.cost)]
     for gain in gains:
@@ -84,9 +85,10 @@ def plans(ranks: int, options: argparse.Namespace) -> Iterator[tuple[str, str, P
             yield schedule, mode, insert_communication(plan, costs)
 
 
-def costs_of(cost: float) -> Costs:
-    """The costs that the simulator is told."""
-    return Costs(forward=cost, backward_input=cost, backward_weight=cost, recompute=cost)
+def costs_of(cost: float, message: float = 0.0) -> Costs:
+    """The costs that the simulator is told: of each action, and of a message."""
+    link = Communication(latency=message)
+    return Costs(forward=cost, backward_input=cost, backward_weight=cost, recompute=cost, communication=link)
 
 
 def measure(ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -113,17 +115,19 @@ def measure(ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
         failure = run_workers(WORKER, ranks, folder, [str(folder / "plans.json")], progress=lines)
         if failure:
             raise RuntimeError(f"the job with {ranks} ranks failed: {failure}")
+        times = [json.loads((folder / f"message.rank{rank}.json").read_text()) for rank in range(ranks)]
+        message = 1000 * median(filter(None, times))
         answers = [
             [json.loads(line) for line in (folder / f"times.rank{rank}.jsonl").read_text().splitlines()]
             for rank in range(ranks)
         ]
-    return [_row(ranks, plan, given, options.cost) for (_, _, plan), *given in zip(chosen, *answers)]
+    return [_row(ranks, plan, given, options.cost, message) for (_, _, plan), *given in zip(chosen, *answers)]
 
 
-def _row(ranks: int, plan: Plan, answers: Sequence[dict[str, Any]], cost: float) -> dict[str, Any]:
+def _row(ranks: int, plan: Plan, answers: Sequence[dict[str, Any]], cost: float, message: float) -> dict[str, Any]:
     steps = zip(*(answer["times"] for answer in answers))
     measured = [1000 * (max(end for _, end in step) - min(start for start, _ in step)) for step in steps]
-    simulated = simulate(plan, costs_of(cost)).makespan
+    simulated = simulate(plan, costs_of(cost, message)).makespan
     return {
         "case": f"{answers[0]['name']} p={ranks}",
         "schedule": answers[0]["name"],
@@ -133,7 +137,9 @@ def _row(ranks: int, plan: Plan, answers: Sequence[dict[str, Any]], cost: float)
         "measured ms": median(measured),
         "fastest ms": min(measured),
         "all ms": measured,
+        "message ms": message,
         "ratio": median(measured) / simulated,
+        "bare ratio": median(measured) / simulate(plan, costs_of(cost)).makespan,
         "block runs": max(runs for answer in answers for runs in answer["runs"]),
     }
 

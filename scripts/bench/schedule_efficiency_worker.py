@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any, Optional
@@ -39,6 +40,27 @@ class Stage(nn.Cell):
 def read_plan(description: dict[str, Any]) -> Plan:
     """Read a plan as the bench wrote it."""
     return Plan.from_csv(description["csv"], mapping(description["rank_by_stage"]), name=description["name"])
+
+
+def message_seconds(world: communication.World, rest: float, rounds: int = 20) -> float:
+    """Return how long a message takes that comes after `rest` seconds without work, as those of a step do.
+
+    Neighbours exchange messages in pairs, all pairs at the same time. The median; 0.0 for a rank without a partner.
+    """
+    partner = world.rank ^ 1
+    if partner >= world.size:
+        return 0.0
+    tensor, times = Tensor(np.ones((1, 16), np.float32)), []
+    for _ in range(rounds):
+        if world.rank < partner:
+            time.sleep(rest)
+            start = time.perf_counter()
+            communication.send(world, tensor, partner)
+            communication.receive(world, tensor.shape, tensor.dtype, partner)
+            times.append((time.perf_counter() - start) / 2)
+        else:
+            communication.send(world, communication.receive(world, tensor.shape, tensor.dtype, partner), partner)
+    return statistics.median(times) if times else 0.0
 
 
 def measure(description: dict[str, Any], seconds: float, repeats: int, world: communication.World) -> dict[str, Any]:
@@ -79,8 +101,9 @@ def main(arguments: Optional[list[str]] = None) -> None:
     world = communication.init()
     if is_scheduler():
         return
-    answers = options.plans.parent / f"times.rank{world.rank}.jsonl"
-    with reported(world.rank), answers.open("w") as file:
+    folder = options.plans.parent
+    with reported(world.rank), (folder / f"times.rank{world.rank}.jsonl").open("w") as file:
+        (folder / f"message.rank{world.rank}.json").write_text(json.dumps(message_seconds(world, work["seconds"])))
         for description in work["plans"]:
             answer = measure(description, work["seconds"], work["repeats"], world)
             file.write(json.dumps(answer) + "\n")

@@ -33,9 +33,11 @@ def test_every_mode_of_every_schedule_is_there_once(chosen):
 def test_a_step_lasts_from_the_first_start_to_the_last_end(chosen):
     schedule, mode, plan = chosen[0]
     times = [{"name": schedule, "mode": mode, "times": [(rank, 10 + rank)] * 2, "runs": [1.0]} for rank in range(4)]
-    row = bench._row(4, plan, times, 20.0)
+    row = bench._row(4, plan, times, 20.0, 0.5)
     assert row["measured ms"] == 13_000
-    assert row["simulated ms"] == simulate(plan, bench.costs_of(20.0)).makespan
+    assert row["simulated ms"] == simulate(plan, bench.costs_of(20.0, 0.5)).makespan
+    assert row["bare ratio"] == pytest.approx(13_000 / simulate(plan, bench.costs_of(20.0)).makespan)
+    assert row["bare ratio"] > row["ratio"]
     assert row["ratio"] == pytest.approx(13_000 / row["simulated ms"])
 
 

@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     job = parser.add_argument_group("job")
     job.add_argument(
-        "--steps", type=int, default=100, help="train until this many steps are done, those before a resume included"
+        "--steps", type=int, default=70, help="train until this many steps are done, those before a resume included"
     )
     job.add_argument("--out", type=Path, help="output folder; a new one under out/ when not given")
     job.add_argument(

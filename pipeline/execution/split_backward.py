@@ -79,9 +79,6 @@ class _Path(NamedTuple):
     to_input: set[int]
     to_weight: set[int]
 
-    def edges_along(self, key: int) -> list[tuple[int, int, int]]:
-        return [edge for edge in self.edges[key] if edge[1] in self.to_input]
-
     def edges_off(self, key: int) -> list[tuple[int, int, int]]:
         return [edge for edge in self.edges[key] if edge[1] in self.to_weight and edge[1] not in self.to_input]
 
@@ -126,9 +123,8 @@ class _Arrived:
 class _Branch:
     """An operator where weights leave the input path."""
 
-    def __init__(self, path: _Path, key: int) -> None:
-        self._node = path.nodes[key]
-        edges = path.edges_off(key)
+    def __init__(self, path: _Path, node: autograd.Node, edges: list[tuple[int, int, int]]) -> None:
+        self._node = node
         self._behind = [(path.nodes[child], index) for _, child, index in edges]
         self._arrived = _Arrived([at for at, _, _ in edges])
         self._hooks = [
@@ -203,7 +199,8 @@ class SplitBackward:
         path, early = self._path([start.node for start in given])
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         retain_reads(False)
-        self._branches = [_Branch(path, key) for key in path.nodes if key in path.to_input and path.edges_off(key)]
+        branches = [(node, path.edges_off(key)) for key, node in path.nodes.items() if key in path.to_input]
+        self._branches = [_Branch(path, node, edges) for node, edges in branches if edges]
         grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
         _cut_input_path(path)
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
@@ -284,31 +281,33 @@ def _explore(roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: 
     to_input = {autograd.node_id(autograd.node_of(tensor)) for tensor in inputs}
     to_weight = {autograd.node_id(autograd.node_of(tensor)) for tensor in weights}
     path = _Path({}, {}, to_input, to_weight)
-    pending = [(node, False) for node in roots]
+    pending = [(autograd.node_id(node), node, False) for node in roots]
     while pending:
-        node, below_is_done = pending.pop()
-        key = autograd.node_id(node)
+        key, node, below_is_done = pending.pop()
         if below_is_done:
-            children = {child for _, child, _ in path.edges[key]}
-            for leading in (to_input, to_weight):
-                if not leading.isdisjoint(children):
-                    leading.add(key)
+            for _, child, _ in path.edges[key]:
+                if child in to_input:
+                    to_input.add(key)
+                if child in to_weight:
+                    to_weight.add(key)
             path.nodes[key] = node
         elif key not in path.edges:
-            edges = [
-                (at, child, index) for at, (child, index) in enumerate(autograd.next_edges(node)) if child is not None
-            ]
-            path.edges[key] = [(at, autograd.node_id(child), index) for at, child, index in edges]
-            pending.append((node, True))
-            pending.extend((child, False) for _, child, _ in edges)
+            pending.append((key, node, True))
+            edges = path.edges[key] = []
+            for at, (child, index) in enumerate(autograd.next_edges(node)):
+                if child is not None:
+                    child_key = autograd.node_id(child)
+                    edges.append((at, child_key, index))
+                    pending.append((child_key, child, False))
     return path
 
 
 def _cut_input_path(path: _Path) -> None:
     """Rule 5. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
-    for key in path.nodes:
-        for at, _, _ in path.edges_along(key):
-            autograd.cut_edge(path.nodes[key], at)
+    for key, node in path.nodes.items():
+        for at, child, _ in path.edges[key]:
+            if child in path.to_input:
+                autograd.cut_edge(node, at)
 
 
 class GradFunction:

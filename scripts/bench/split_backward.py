@@ -4,7 +4,7 @@
 
 Cases are the models of blocks.py, without checkpoints and with every block checkpointed. In one process the whole
 backward and dx with dw take turns, each on a forward of its own. A time is the shortest of all rounds, as whatever else
-the machine does only adds to it.
+the machine does only adds to it. One thread computes, as in a worker of a pipeline on CPU; OMP_NUM_THREADS changes it.
 
 - full_ms, dx_ms, dw_ms: `replay` says where the replay of a checkpointed block is: `none` (no checkpoint),
   `inside` the full backward and dx, or `before` both (pre-fired, and not in any of the times).
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from pipeline.execution.chunk import Chunk
 
 Row = dict[str, Any]
 
+HELD_CASE = "transformer-768"
 TIMES = ("case", "replay", "full_ms", "dx_ms", "dw_ms", "sum_ratio", "dx_ratio")
 MEMORY = ("case", "mode", "held_mib", "after_mib", "held_ratio")
 
@@ -166,13 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4, help="time for each line of the table at least (default 4)")
     parser.add_argument("--held", type=int, default=4, help="micro-batches alive for the memory (default 4)")
     args = parser.parse_args(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     prepare_process()
     cases = args.case or CASES
     times = [row for case in cases for row in time_rows(case, args.rounds, args.seconds)]
     report.show_table("Split backward against the whole one", times, TIMES)
-    memory = [
-        row for case in cases if case.startswith("transformer") for row in memory_in_a_new_process(case, args.held)
-    ]
+    memory = memory_in_a_new_process(HELD_CASE, args.held) if HELD_CASE in cases else []
     if memory:
         report.show_table("Alive between dx and dw, MiB per micro-batch", memory, MEMORY)
     if args.json:

@@ -181,7 +181,7 @@ class BlockHandle(_RecomputeHandle):
             if frame.stopper is not None:
                 frame.stopper.__exit__(None, None, None)
             set_rng_state(caller_state)
-        frame.learn_not_needed()
+        frame.learn_not_needed(len(self.placeholders))
         return True
 
     def _needed(self) -> int:

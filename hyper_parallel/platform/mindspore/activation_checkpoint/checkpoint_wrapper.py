@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import functools
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +24,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import 
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
 from hyper_parallel.platform.mindspore.recompute import BlockHandle, run_block
 from hyper_parallel.platform.nest import Nest, flatten
-from hyper_parallel.platform.recompute_state import Frame, Invocation, Phase, ReplayFrame, current_frame
+from hyper_parallel.platform.recompute_state import CallSite, Frame, Invocation, Phase, ReplayFrame, current_frame
 
 
 def name_of(fn: Any) -> str:
@@ -33,10 +35,11 @@ def name_of(fn: Any) -> str:
 class Block:
     """One call of a checkpointed block: what MindSpore calls in the forward and in each replay."""
 
-    def __init__(self, fn: Callable[..., Any], name: str, nest: Nest) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, nest: Nest, needs_grad: tuple[bool, ...]) -> None:
         self.fn = fn
         self.name = name
         self.nest = nest
+        self.needs_grad = needs_grad
         self.forward_frame: Frame | None = None
 
     def started(self, handle: Any) -> None:
@@ -46,9 +49,10 @@ class Block:
             invocation = outer.take_child(self.name)
             self.forward_frame = ReplayFrame(invocation, outer=outer)
         else:
-            invocation = Invocation(self.name)
+            nested = outer is not None and outer.phase is Phase.FORWARD
+            invocation = Invocation(self.name, None if nested else _call_site(self.fn, self.needs_grad))
             self.forward_frame = Frame(Phase.FORWARD, invocation, handle)
-            if outer is not None and outer.phase is Phase.FORWARD:
+            if nested:
                 outer.invocation.children.append(invocation)
         BlockHandle.adopt(handle, invocation)
 
@@ -75,6 +79,17 @@ class Block:
         return self.fn(*args, **kwargs)
 
 
+def _call_site(fn: Callable[..., Any], needs_grad: tuple[bool, ...]) -> CallSite | None:
+    """Return where a block is called; None for a block that the next step cannot be known to call again."""
+    owner, method = (fn.__self__, fn.__func__) if isinstance(fn, types.MethodType) else (fn, None)
+    try:
+        weakref.ref(owner)
+        hash(owner)
+    except TypeError:
+        return None
+    return CallSite(owner, (method, needs_grad))
+
+
 def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `fn`, drop its activations and recompute them in the backward pass. See the public function of this name."""
     if not callable(fn):
@@ -90,7 +105,7 @@ def call_block(fn: Callable[..., Any], name: str, args: tuple, kwargs: dict) -> 
     tensors: list[Tensor] = []
     nest = flatten((args, kwargs), is_tensor, tensors)
     _refuse_stand_ins(nest)
-    block = Block(fn, name, nest)
+    block = Block(fn, name, nest, tuple([tensor._requires_grad for tensor in tensors]))
     return run_block(block, block.started, tensors)
 
 

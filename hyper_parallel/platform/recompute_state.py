@@ -8,6 +8,9 @@
    replay.
 4. A replay is satisfied, and may stop, when it has made the last tensor that an operator still waits for: the last
    placeholder of the block's own operators, and the last input that an excluded region defers.
+5. A region that finds out by itself whether its output is needed learns "not needed" only for one place of one block,
+   and only where that is certain: the block is not inside another one, and its replay did without the output although
+   it made everything that any replay of it can be asked for. In any doubt the output is saved.
 """
 
 from __future__ import annotations
@@ -54,16 +57,30 @@ class StartOver(Exception):
     """A replay has to be done again, as it has to run more than it did. Never reaches the user."""
 
 
+class CallSite(NamedTuple):
+    """What two calls have in common that need the same outputs: the block, and which of its inputs need gradients."""
+
+    owner: Any
+    kind: tuple
+
+
 _serials = itertools.count()
 
 
 class Invocation:
     """One call of one checkpointed block, and what it has to keep for its replays."""
 
-    __slots__ = ("__weakref__", "block", "children", "records", "released", "serial", "sessions")
+    __slots__ = ("__weakref__", "block", "children", "records", "released", "serial", "sessions", "site")
 
-    def __init__(self, block: str) -> None:
+    def __init__(self, block: str, site: Optional[CallSite] = None) -> None:
+        """Begin.
+
+        Args:
+            block: What error messages call the block.
+            site: Where the call is made, if what one call finds out holds for the next one; else None.
+        """
         self.block = block
+        self.site = site
         self.serial = next(_serials)
         self.records: list = []
         self.children: list = []
@@ -162,7 +179,7 @@ class ReplayFrame(Frame):
             self.handle is not None
             and self.made >= self.needed
             and self.next_record > self.last_record
-            and all(stand_in.record.region.finds_out for stand_in in self.pending)
+            and all(stand_in.record.finds_out for stand_in in self.pending)
         )
 
     def hand_out(self, stand_in: Any) -> Any:
@@ -175,11 +192,19 @@ class ReplayFrame(Frame):
         """Note that an excluded region accepted `stand_in`."""
         self.pending[:] = [other for other in self.pending if other is not stand_in]
 
-    def learn_not_needed(self) -> None:
-        """Tell regions that find out by themselves that a replay did without their outputs."""
+    def learn_not_needed(self, saved: int) -> None:
+        """Tell regions that find out by themselves that no replay needs their outputs, if this one can tell.
+
+        A replay that makes everything the forward saved goes as far as any other one of this block.
+
+        Args:
+            saved: How many tensors the forward saved.
+        """
+        if self.made < saved or self.next_record < len(self.invocation.records):
+            return
         for stand_in in self.stand_ins:
-            if stand_in.record.region.finds_out:
-                stand_in.record.region.learn(needed=False)
+            if stand_in.record.finds_out:
+                stand_in.record.learn_not_needed(self.invocation.site)
 
     def learn_from(self, error: Exception) -> bool:
         """Tell regions that find out by themselves that their outputs are needed, if the error may come from that.
@@ -191,9 +216,12 @@ class ReplayFrame(Frame):
             suspects = [error.record]
         else:
             suspects = [stand_in.record for stand_in in self.pending or self.stand_ins]
-        suspects = [record for record in suspects if record.region.finds_out]
+            if self.misused_stand_in(str(error)) is None:
+                # What has been found out before is not put in doubt by an error that may be anybody's.
+                suspects = [record for record in suspects if record.saved]
+        suspects = [record for record in suspects if record.finds_out]
         for record in suspects:
-            record.region.learn(needed=True)
+            record.learn_needed()
         return bool(suspects)
 
     def misused_stand_in(self, message: str) -> Any:

@@ -111,14 +111,22 @@ class BlockHandle(_RecomputeHandle):
 
     invocation: Invocation
     engine_key: Any
+    makers: tuple[BlockHandle, ...]
     recovered: list | None
 
     @staticmethod
-    def adopt(handle: _RecomputeHandle, invocation: Invocation) -> None:
-        """Turn MindSpore's handle, which has saved nothing yet, into a `BlockHandle`."""
+    def adopt(handle: _RecomputeHandle, invocation: Invocation, makers: tuple[BlockHandle, ...]) -> None:
+        """Turn MindSpore's handle, which has saved nothing yet, into a `BlockHandle`.
+
+        Args:
+            handle: MindSpore's handle.
+            invocation: The call that it is for.
+            makers: The handles of the blocks whose replays make this block's inputs.
+        """
         handle.__class__ = BlockHandle
         handle.invocation = invocation
         handle.engine_key = None
+        handle.makers = makers
         handle.recovered = None
         handle.placeholder_counter = _SaveCounter()
 
@@ -142,6 +150,9 @@ class BlockHandle(_RecomputeHandle):
     def recover_inputs(self) -> list:
         """Return the block's inputs. A replay that starts over gets them again: an outer block hands them out once."""
         if self.recovered is None:
+            # An error that is raised while MindSpore reads several saved tensors loses those that it has read.
+            for maker in self.makers:
+                maker.recompute(current_recompute_key())
             self.recovered = super().recover_inputs()
         return self.recovered
 
@@ -181,7 +192,7 @@ class BlockHandle(_RecomputeHandle):
             if frame.stopper is not None:
                 frame.stopper.__exit__(None, None, None)
             set_rng_state(caller_state)
-        frame.learn_not_needed()
+        frame.learn_not_needed(len(self.placeholders))
         return True
 
     def _needed(self) -> int:

@@ -9,9 +9,10 @@ import warnings
 import pytest
 from mindspore import mint, ops
 
-from hyper_parallel.core.activation_checkpoint import checkpoint, checkpoint_exclude_wrapper
+from hyper_parallel.core.activation_checkpoint import checkpoint, checkpoint_exclude_wrapper, is_recomputing
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.mindspore.autograd import one_thread, recording, run_backward
+from hyper_parallel.platform.mindspore.memory import live_tensor_count
 
 platform = get_platform()
 
@@ -306,3 +307,25 @@ def test_nothing_is_held_after_the_graph_is_gone(program):
     assert not any(len(kept) for kept in handle.recomputed_data.values())
     del out, handle
     assert handles_alive() <= before
+
+
+def test_an_error_in_the_replay_that_makes_an_inner_blocks_input_leaves_no_tensor(leaf):
+    x = leaf(4, 4)
+    region = checkpoint_exclude_wrapper(lambda a: checkpoint(ops.exp, a))
+
+    def block(a):
+        if is_recomputing():
+            raise KeyError("mine")
+        return region(ops.tanh(a))
+
+    def step():
+        with recording():
+            out = checkpoint(block, x)
+            with pytest.raises(KeyError, match="mine"):
+                backward(out, [x])
+
+    step()
+    before = live_tensor_count()
+    for _ in range(5):
+        step()
+    assert live_tensor_count() == before

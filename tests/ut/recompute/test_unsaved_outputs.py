@@ -11,7 +11,8 @@ from hyper_parallel.core.activation_checkpoint import (
     checkpoint_exclude_wrapper,
     is_recomputing,
 )
-from hyper_parallel.platform.mindspore.autograd import Function
+from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.mindspore.autograd import Function, recording, run_backward
 
 
 class SharesItsInput(Function):
@@ -138,3 +139,84 @@ def test_a_region_may_hand_an_unsaved_output_on_as_its_own(leaf, value_and_grads
     plain = value_and_grads(lambda: program(plainly, (first, SharesItsInput.apply)), (), [x, y])
     for _ in range(3):
         assert_same(value_and_grads(lambda: program(checkpoint, regions), (), [x, y]), plain)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_region_that_finds_out_runs_once_where_one_block_needs_its_output_and_another_does_not(
+    leaf, value_and_grads, assert_same, nested
+):
+    x, y = leaf(4, 4), leaf(4, 4)
+    runs = []
+
+    def counted(a):
+        runs.append(1)
+        return first(a)
+
+    finds_out, last = checkpoint_exclude_wrapper(counted, save_output="auto"), checkpoint_exclude_wrapper(ops.square)
+    chains = (finds_out, last), (first, ops.square)
+
+    def into_a_region(a, chain):
+        return ops.exp(-chain[1](chain[0](ops.tanh(a))))
+
+    def into_an_operator(a, chain):
+        return ops.square(chain[0](ops.tanh(a)))
+
+    def both(a, b, call, chain):
+        return call(into_a_region, a, chain) * call(into_an_operator, b, chain)
+
+    def program(call, chain):
+        return call(both, x, y, call, chain) if nested else both(x, y, call, chain)
+
+    plain = value_and_grads(lambda: program(plainly, chains[1]), (), [x, y])
+    for _ in range(3):
+        runs.clear()
+        assert_same(value_and_grads(lambda: program(checkpoint, chains[0]), (), [x, y]), plain)
+        assert len(runs) == 2
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_output_is_given_up_only_where_it_is_certain_that_no_replay_needs_it(leaf, nested):
+    x = leaf(4, 4)
+    finds_out, last = checkpoint_exclude_wrapper(first, save_output="auto"), checkpoint_exclude_wrapper(ops.square)
+
+    def block(a):
+        return ops.exp(-last(finds_out(ops.tanh(a))))
+
+    def step(call):
+        with recording():
+            with get_platform().recompute_handle_collector_ctx() as handles:
+                out = call(block, x)
+            saved = [record.saved for handle in handles for record in handle.invocation.records]
+            run_backward([out], [ops.ones_like(out)], [x], keep_graph=False)
+        return saved
+
+    def around(fn, a):
+        return checkpoint(checkpoint, fn, a)
+
+    assert [step(around if nested else checkpoint) for _ in range(2)] == [[True, True], [nested, True]]
+
+
+def test_a_replay_that_stops_early_leaves_open_whether_an_output_is_needed(leaf, value_and_grads, assert_same):
+    x, y = leaf(4, 4), leaf(4, 4)
+    runs = []
+
+    def counted(a):
+        runs.append(1)
+        return first(a)
+
+    finds_out = checkpoint_exclude_wrapper(counted, save_output="auto")
+
+    def block(a, b, region):
+        h = region(ops.tanh(a))
+        early = ops.exp(mint.matmul(b, b))
+        return early, ops.square(mint.matmul(h, b))
+
+    def gradients(call, region, which):
+        with recording():
+            out = call(block, x, y, region)[which]
+            return [grad.asnumpy() for grad in run_backward([out], [ops.ones_like(out)], [y], keep_graph=False)]
+
+    for which in (0, 1, 0, 1):
+        runs.clear()
+        assert_same(gradients(checkpoint, finds_out, which), gradients(plainly, first, which))
+        assert len(runs) == 1

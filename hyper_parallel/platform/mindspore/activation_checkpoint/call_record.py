@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 from mindspore import Tensor
 
 from hyper_parallel.platform.nest import Nest
-from hyper_parallel.platform.recompute_state import UnsavedOutputError
+from hyper_parallel.platform.recompute_state import CallSite, UnsavedOutputError
 
 
 class InputLeaf(NamedTuple):
@@ -34,25 +34,30 @@ class CallRecord:
         "inputs",
         "keys",
         "nests",
+        "output_needed",
         "output_nest",
         "outputs",
+        "position",
         "random_state",
         "region",
         "released",
-        "run_again",
         "saved",
     )
 
-    def __init__(self, region: Any, keys: tuple, nests: tuple[Nest, ...], inputs: tuple[InputLeaf, ...]) -> None:
+    def __init__(
+        self, region: Any, position: int, keys: tuple, nests: tuple[Nest, ...], inputs: tuple[InputLeaf, ...]
+    ) -> None:
         """Record the arguments.
 
         Args:
             region: The region, which has a `name`.
+            position: Which of its block's calls of excluded regions this is.
             keys: The keywords of the last arguments.
             nests: The nest of each argument.
             inputs: The tensors of all arguments, in order.
         """
         self.region = region
+        self.position = position
         self.keys = keys
         self.nests = nests
         self.inputs = inputs
@@ -60,13 +65,28 @@ class CallRecord:
         self.outputs: tuple[OutputLeaf, ...] = ()
         self.random_state: Any = None
         self.saved = True
-        self.run_again = False
+        self.output_needed = False
         self.released = False
 
     @property
     def region_name(self) -> str:
         """What error messages call the region."""
         return self.region.name
+
+    @property
+    def finds_out(self) -> bool:
+        """Whether the region finds out by itself whether the output is needed."""
+        return self.region.finds_out
+
+    def learn_needed(self) -> None:
+        """Let later replays, and later calls of the region, have the output."""
+        self.output_needed = True
+        self.region.output_needed = True
+
+    def learn_not_needed(self, site: Optional[CallSite]) -> None:
+        """Let later calls of the region at this place of the block do without saving the output."""
+        if site is not None:
+            self.region.learn_not_needed(site, self.position)
 
     def unsaved_output(self) -> UnsavedOutputError:
         """Return the error for a wrong use of the output, which is not saved."""

@@ -62,7 +62,9 @@ from hyper_parallel.platform.mindspore.autograd import Function, node_of
 from hyper_parallel.platform.mindspore.recompute import stop_if_satisfied
 from hyper_parallel.platform.nest import flatten
 from hyper_parallel.platform.recompute_state import (
+    CallSite,
     Frame,
+    Invocation,
     Phase,
     ReplayFrame,
     ReplayMismatchError,
@@ -100,13 +102,20 @@ class Region:
         self.save_output = save_output
         self.finds_out = save_output == "auto"
         self.keep_inputs = keep_inputs
-        self.output_needed: bool | None = None
+        self.output_needed = False
+        self.not_needed: weakref.WeakKeyDictionary[Any, set] = weakref.WeakKeyDictionary()
         self.memory = MarkMemory()
         self.warned = False
 
-    def learn(self, needed: bool) -> None:
-        """Note whether a replay needed the output; one that did settles it."""
-        self.output_needed = needed or self.output_needed is True
+    def learn_not_needed(self, site: CallSite, position: int) -> None:
+        """Note that no replay of the block called at `site` needs the output of its region call `position`."""
+        self.not_needed.setdefault(site.owner, set()).add((site.kind, position))
+
+    def saves_output(self, invocation: Invocation, position: int) -> bool:
+        """Return whether the region call `position` of the invocation keeps its output: in any doubt, yes."""
+        if not self.finds_out or self.output_needed or invocation.site is None:
+            return self.save_output is not False
+        return (invocation.site.kind, position) not in self.not_needed.get(invocation.site.owner, ())
 
     def call(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """Call the region, in whatever phase the current thread is."""
@@ -125,7 +134,7 @@ class Region:
         sources = Sources()
         try:
             inputs = self._defer(frame, leaves, marks, sources)
-            record = CallRecord(self, keys, nests, inputs)
+            record = CallRecord(self, len(frame.invocation.records), keys, nests, inputs)
             given = [_worked_on(leaf) for leaf in leaves]
             if any(made.copied is not None for made in marks):
                 args, kwargs = put_together(keys, nests, given)
@@ -179,7 +188,7 @@ class Region:
         leaves: list[Tensor] = []
         record.output_nest = flatten(result, is_tensor, leaves)
         check_output(self.name, record.output_nest)
-        record.saved = self.save_output is True or (self.finds_out and self.output_needed is not False)
+        record.saved = self.saves_output(frame.invocation, record.position)
         record.outputs = tuple([_output_leaf(record, leaf, marks) for leaf in leaves])
         for leaf, made in zip(leaves, record.outputs):
             if made.input_position is None or not record.saved:
@@ -198,12 +207,17 @@ class Region:
                 if handle is not None and leaf is not None:
                     frame.handle.bind(handle, leaf, frame.key)
         stop_if_satisfied(frame)
-        if record.released or record.run_again or (self.finds_out and self.output_needed and not record.saved):
+        if record.released or (record.output_needed and not record.saved):
             return self._run_again(record, fn, args, kwargs, leaves)
         set_rng_state(record.random_state)
-        if not record.saved or (self.finds_out and self.output_needed is None):
+        if not record.saved or self._tries_without(frame, record):
             return frame.hand_out(UnsavedOutput(record))
         return record.output_nest.rebuild([_replayed(made, leaves) for made in record.outputs])
+
+    def _tries_without(self, frame: ReplayFrame, record: CallRecord) -> bool:
+        """Return whether to find out if the replay can do without an output that is saved."""
+        known = self.output_needed or record.output_needed
+        return self.finds_out and not known and frame.invocation.site is not None
 
     def _check_arguments(self, frame: ReplayFrame, record: CallRecord, args: tuple, kwargs: dict) -> list:
         """Return the tensors of the arguments, None for those that a stand-in covers, if they are as in the forward."""
@@ -252,7 +266,7 @@ class Region:
         stand_ins = [value for value in arguments(args, kwargs)[1] if type(value) is UnsavedOutput]
         if stand_ins:
             for stand_in in stand_ins:
-                stand_in.record.run_again = True
+                stand_in.record.output_needed = True
             raise StartOver
         if record.released and not self.warned:
             self.warned = True

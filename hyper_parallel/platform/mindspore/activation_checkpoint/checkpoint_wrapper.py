@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import functools
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +20,14 @@ from mindspore import Tensor
 from mindspore.nn import Cell
 
 from hyper_parallel.platform.mindspore.activation_checkpoint.call_record import UnsavedOutput
+from hyper_parallel.platform.mindspore.activation_checkpoint.input_handle import mark_of
 from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import check_result_is_saved, is_tensor
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
 from hyper_parallel.platform.mindspore.recompute import BlockHandle, run_block
 from hyper_parallel.platform.nest import Nest, flatten
-from hyper_parallel.platform.recompute_state import Frame, Invocation, Phase, ReplayFrame, current_frame
+from hyper_parallel.platform.recompute_state import CallSite, Frame, Invocation, Phase, ReplayFrame, current_frame
+
+PRIVATE_INTERFACES: tuple[str, ...] = ("mindspore.Tensor._requires_grad",)
 
 
 def name_of(fn: Any) -> str:
@@ -33,10 +38,14 @@ def name_of(fn: Any) -> str:
 class Block:
     """One call of a checkpointed block: what MindSpore calls in the forward and in each replay."""
 
-    def __init__(self, fn: Callable[..., Any], name: str, nest: Nest) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, nest: Nest, tensors: list[Tensor]) -> None:
         self.fn = fn
         self.name = name
         self.nest = nest
+        self.needs_grad = tuple([tensor._requires_grad for tensor in tensors])
+        # A block inside an excluded region gets what that region defers.
+        marks = [mark for mark in map(mark_of, tensors) if mark is not None and mark.handle is not None]
+        self.makers = tuple({id(mark.handle.block): mark.handle.block for mark in marks}.values())
         self.forward_frame: Frame | None = None
 
     def started(self, handle: Any) -> None:
@@ -46,11 +55,12 @@ class Block:
             invocation = outer.take_child(self.name)
             self.forward_frame = ReplayFrame(invocation, outer=outer)
         else:
-            invocation = Invocation(self.name)
+            nested = outer is not None and outer.phase is Phase.FORWARD
+            invocation = Invocation(self.name, None if nested else _call_site(self.fn, self.needs_grad))
             self.forward_frame = Frame(Phase.FORWARD, invocation, handle)
-            if outer is not None and outer.phase is Phase.FORWARD:
+            if nested:
                 outer.invocation.children.append(invocation)
-        BlockHandle.adopt(handle, invocation)
+        BlockHandle.adopt(handle, invocation, self.makers)
 
     def __call__(self, *tensors: Tensor) -> Any:
         args, kwargs = self.nest.rebuild(tensors)
@@ -75,6 +85,17 @@ class Block:
         return self.fn(*args, **kwargs)
 
 
+def _call_site(fn: Callable[..., Any], needs_grad: tuple[bool, ...]) -> CallSite | None:
+    """Return where a block is called; None for a block that the next step cannot be known to call again."""
+    owner, method = (fn.__self__, fn.__func__) if isinstance(fn, types.MethodType) else (fn, None)
+    try:
+        weakref.ref(owner)
+        hash(owner)
+    except TypeError:
+        return None
+    return CallSite(owner, (method, needs_grad))
+
+
 def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `fn`, drop its activations and recompute them in the backward pass. See the public function of this name."""
     if not callable(fn):
@@ -90,7 +111,7 @@ def call_block(fn: Callable[..., Any], name: str, args: tuple, kwargs: dict) -> 
     tensors: list[Tensor] = []
     nest = flatten((args, kwargs), is_tensor, tensors)
     _refuse_stand_ins(nest)
-    block = Block(fn, name, nest)
+    block = Block(fn, name, nest, tensors)
     return run_block(block, block.started, tensors)
 
 

@@ -21,6 +21,7 @@ from hyper_parallel.platform.mindspore import communication
 from hyper_parallel.platform.mindspore.autograd import add_gradient, clear_gradient, recording, run_backward
 from hyper_parallel.platform.mindspore.environment import end_with_parent, prepare_process
 from hyper_parallel.platform.mindspore.memory import live_tensor_count
+from hyper_parallel.platform.mindspore.recompute import ENGINE_MODULE, BlockHandle
 from pipeline import PipelineStage, Schedule
 from scripts.regression.cases import Case
 from scripts.regression.models import Stage, data
@@ -28,7 +29,7 @@ from scripts.regression.worker import live_objects
 from scripts.workers import is_scheduler, reported
 
 SESSION = "pipeline.execution.retention.RecomputeSession"
-HANDLES = ("hyper_parallel.platform.mindspore.recompute.BlockHandle", "mindspore.common.recompute._RecomputeHandle")
+HANDLES = (f"{BlockHandle.__module__}.{BlockHandle.__name__}", f"{ENGINE_MODULE}._RecomputeHandle")
 
 
 class Pipelined:
@@ -124,6 +125,7 @@ def main(arguments: Optional[list[str]] = None) -> None:
         pipelined = Pipelined(options.case, world)
         file = options.folder / f"samples.rank{world.rank}.jsonl"
         soak(pipelined.step, pipelined.schedule.pending, options, file)
+        communication.barrier(world)  # a rank that leaves ends threads of the others
         pipelined.schedule.close()
 
 

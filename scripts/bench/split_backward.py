@@ -2,9 +2,10 @@
 
     python scripts/bench/split_backward.py --json split.json
 
-Cases are the models of blocks.py, without checkpoints and with every block checkpointed. In one process the whole
-backward and dx with dw take turns, each on a forward of its own. A time is the shortest of all rounds, as whatever else
-the machine does only adds to it. One thread computes, as in a worker of a pipeline on CPU; OMP_NUM_THREADS changes it.
+Cases are the models of blocks.py, without checkpoints and with every block checkpointed. Each case has its process; in
+it the whole backward and dx with dw take turns, each on a forward of its own. A time is the shortest of all rounds, as
+whatever else the machine does only adds to it. One thread computes, as in a worker of a pipeline on CPU;
+OMP_NUM_THREADS changes it.
 
 - full_ms, dx_ms, dw_ms: `replay` says where the replay of a checkpointed block is: `none` (no checkpoint),
   `inside` the full backward and dx, or `before` both (pre-fired, and not in any of the times).
@@ -150,11 +151,11 @@ def memory_rows(case: str, held: int) -> list[Row]:
     return rows
 
 
-def memory_in_a_new_process(case: str, held: int) -> list[Row]:
-    """`memory_rows` where no other model has left free blocks in the memory pool."""
+def in_a_new_process(measure: Callable[..., list[Row]], *arguments: Any) -> list[Row]:
+    """`measure(*arguments)` where no other model has left its blocks in the memory pool, with the threads asked for."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, initializer=prepare_process) as process:
-        return process.submit(memory_rows, case, held).result()
+        return process.submit(measure, *arguments).result()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,11 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--held", type=int, default=4, help="micro-batches alive for the memory (default 4)")
     args = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    prepare_process()
     cases = args.case or CASES
-    times = [row for case in cases for row in time_rows(case, args.rounds, args.seconds)]
+    times = [row for case in cases for row in in_a_new_process(time_rows, case, args.rounds, args.seconds)]
     report.show_table("Split backward against the whole one", times, TIMES)
-    memory = memory_in_a_new_process(HELD_CASE, args.held) if HELD_CASE in cases else []
+    memory = in_a_new_process(memory_rows, HELD_CASE, args.held) if HELD_CASE in cases else []
     if memory:
         report.show_table("Alive between dx and dw, MiB per micro-batch", memory, MEMORY)
     if args.json:

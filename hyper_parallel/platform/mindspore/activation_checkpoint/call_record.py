@@ -18,6 +18,10 @@ class InputLeaf(NamedTuple):
     dtype: Any
     handle: Optional[weakref.ref]
 
+    def waiting(self) -> Any:
+        """Return the handle if an operator still needs the tensor that the replay makes, else None."""
+        return None if self.handle is None else self.handle()
+
 
 class OutputLeaf(NamedTuple):
     """One tensor of the call's result: its data, or the position of the input that it is."""
@@ -94,7 +98,7 @@ class CallRecord:
 
     def waits_for_input(self) -> bool:
         """Return whether an operator still needs an input that the replay makes."""
-        return any(leaf.handle is not None and leaf.handle() is not None for leaf in self.inputs)
+        return any(leaf.waiting() is not None for leaf in self.inputs)
 
     def release(self) -> None:
         """Drop the cached output."""

@@ -203,7 +203,7 @@ class Region:
         leaves = self._check_arguments(frame, record, args, kwargs)
         if frame.handle is not None:
             for leaf, made in zip(leaves, record.inputs):
-                handle = made.handle() if made.handle is not None else None
+                handle = made.waiting()
                 if handle is not None and leaf is not None:
                     frame.handle.bind(handle, leaf, frame.key)
         stop_if_satisfied(frame)
@@ -245,10 +245,8 @@ class Region:
     def _take_stand_in(frame: ReplayFrame, record: CallRecord, stand_in: UnsavedOutput, first: int, count: int) -> None:
         """Accept a stand-in for `count` tensors from `first` on, unless an operator waits for one of these."""
         frame.take_back(stand_in)
-        waiting = [
-            leaf.handle is not None and leaf.handle() is not None for leaf in record.inputs[first : first + count]
-        ]
-        if frame.handle is not None and any(waiting):
+        waiting = [leaf.waiting() for leaf in record.inputs[first : first + count]]
+        if frame.handle is not None and any(handle is not None for handle in waiting):
             raise stand_in.record.unsaved_output()
 
     def _raise_mismatch(self, record: CallRecord, keys: tuple, values: list) -> None:

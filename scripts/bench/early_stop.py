@@ -1,4 +1,4 @@
-"""What a replay saves that ends at the last tensor it has to make: the last matmul of an MLP block is not run again.
+"""What a replay saves that ends at the last tensor it has to make, as a part of the whole replay of MLP blocks.
 
     python scripts/bench/early_stop.py --json early_stop.json
 

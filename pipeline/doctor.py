@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pipeline.launch import Cluster, Job, LaunchError, find_msrun, free_port
+from pipeline.launch import Cluster, Job, LaunchError, find_msrun, free_port, python_path
 
 __all__ = ["Check", "add_arguments", "examine", "interface_present", "private_interfaces", "run"]
 
@@ -191,8 +191,7 @@ def _exchange(time_out: float) -> Check:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         script = str(Path(__file__).with_name("doctor_exchange.py"))
-        root = str(Path(__file__).resolve().parent.parent)
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+        environment = {"PYTHONPATH": python_path(Path(__file__).resolve().parent.parent)}
         job = Job([script], Cluster(2, 2, port=free_port()), Path(folder), environment)
         try:
             job.start()

@@ -12,6 +12,7 @@ msrun itself takes up to a minute to notice a lost worker; that is why it is wat
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -38,10 +39,12 @@ __all__ = [
     "Job",
     "LaunchError",
     "check_port",
+    "cluster_of",
     "find_msrun",
     "free_port",
     "mark_failed",
     "mark_finished",
+    "python_path",
 ]
 
 JOB_MARK = "PIPELINE_JOB"
@@ -113,6 +116,23 @@ def check_port(address: str, port: int) -> None:
                 f"port {port} on {address} cannot be used ({error.strerror}): "
                 "end what listens there, or choose another with --port"
             ) from error
+
+
+def cluster_of(options: argparse.Namespace) -> Cluster:
+    """Return the machines that the options of ``machines.add_options`` describe, where the scheduler can listen.
+
+    Raises:
+        LaunchError: the port is in use on the first machine, which is this one.
+    """
+    cluster = Cluster.from_options(options, options.port or free_port())
+    if cluster.node_rank == 0:
+        check_port(cluster.master_addr, cluster.port)
+    return cluster
+
+
+def python_path(root: Path) -> str:
+    """Return a ``PYTHONPATH`` for workers: a folder, then what there was."""
+    return os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
 
 
 def mark_finished(rank: int) -> None:

@@ -9,16 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Optional
 
-from pipeline.launch import Cluster, Failure, Job, free_port, mark_failed, mark_finished
+from pipeline.launch import Cluster, Failure, Job, free_port, mark_failed, mark_finished, python_path
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOG_v": "3"}
 _SECONDS_BETWEEN_LOOKS = 0.1
-
-
-def python_path() -> str:
-    """PYTHONPATH for a worker: this repository, then what there was."""
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def run_workers(
@@ -44,7 +39,7 @@ def run_workers(
     Returns:
         The first failure, None if all is well. No process is left in any case.
     """
-    variables = {**ONE_THREAD, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **(environment or {})}
+    variables = {**ONE_THREAD, "PYTHONPATH": python_path(ROOT), "PYTHONUNBUFFERED": "1", **(environment or {})}
     job = Job([str(script), *arguments], Cluster(ranks, ranks, port=free_port()), folder, variables)
     try:
         job.start()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pipeline.launch
 from pipeline import machines
-from pipeline.launch import Job, LaunchError, check_port, free_port
+from pipeline.launch import Job, LaunchError, cluster_of, python_path
 
 __all__ = ["add_arguments", "run"]
 
@@ -64,11 +64,8 @@ def _prepare(args: argparse.Namespace) -> Job:
         raise LaunchError(f"there is no script {args.script}: give the path of a Python file")
     check_mindspore_version()
     check_device(device_target())
-    cluster = machines.Cluster.from_options(args, args.port or free_port())
-    if cluster.node_rank == 0:
-        check_port(cluster.master_addr, cluster.port)
-    root = str(_WORKER.parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    cluster = cluster_of(args)
+    path = python_path(_WORKER.parent.parent)
     command = [str(_WORKER), str(args.script.resolve()), *args.arguments]
     return Job(command, cluster, args.log_dir.resolve(), {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"})
 

@@ -29,11 +29,11 @@ from typing import Any, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pipeline.launch import free_port
+from pipeline.launch import free_port, python_path
 from scripts.bench import peer_case
 from scripts.bench.peer_case import Case
 from scripts.bench.report import show_table, write_json
-from scripts.workers import ONE_THREAD, python_path, run_workers
+from scripts.workers import ONE_THREAD, ROOT, run_workers
 
 SCHEDULES = ("1F1B", "ZB-H1", "ZB-V")
 PEERS = {"torch": ("none", "full"), "this project": ("none", "full", "exclude")}
@@ -108,7 +108,7 @@ def run_job(peer: str, chosen: Sequence[Case], repeats: int, torch_python: Optio
 def _run_torch(python: str, arguments: Sequence[str], folder: Path) -> None:
     """Start torch's ranks and wait for all; the first that fails ends the others."""
     script = Path(__file__).with_name("peers_torch.py")
-    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": python_path()}
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": python_path(ROOT)}
     port = str(free_port())
     ranks = []
     try:

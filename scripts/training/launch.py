@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from pipeline.launch import Cluster, Failure, Job, LaunchError, check_port, free_port
+from pipeline.launch import Cluster, Failure, Job, LaunchError, cluster_of, python_path
 from scripts.training import checkpoint, report
 from scripts.training.options import check, model_sizes, parse, plan_of
 from scripts.training.progress import Progress
@@ -36,7 +36,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         check(options)
         _check_out(options)
         _check_environment()
-        cluster = _cluster(options)
+        cluster = cluster_of(options)
     except (ValueError, RuntimeError, ImportError) as error:
         return _refuse(error)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -94,13 +94,6 @@ def _check_out(options: argparse.Namespace) -> None:
         )
 
 
-def _cluster(options: argparse.Namespace) -> Cluster:
-    cluster = Cluster.from_options(options, options.port or free_port())
-    if options.node_rank == 0:
-        check_port(cluster.master_addr, cluster.port)
-    return cluster
-
-
 def _prepare(options: argparse.Namespace, cluster: Cluster) -> Job:
     """Clear what an earlier job in the folder left and may mislead, and write the options for the workers."""
     options.out.mkdir(parents=True, exist_ok=True)
@@ -118,8 +111,7 @@ def _prepare(options: argparse.Namespace, cluster: Cluster) -> Job:
 
 
 def _environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path}
+    return {"PYTHONPATH": python_path(_ROOT)}
 
 
 def _follow(job: Job, options: argparse.Namespace) -> bool:

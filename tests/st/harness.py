@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from pipeline.launch import Cluster, Failure, Job, free_port
+from pipeline.launch import Cluster, Failure, Job, free_port, python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).resolve().parent / "workers"
@@ -70,13 +70,12 @@ def run_job(
         environment: variables for the workers.
         settle: seconds that the ranks get to end by themselves after the first failure.
     """
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     cluster = Cluster(ranks, ranks, port=free_port())
     job = Job(
         [str(WORKERS / script), *arguments],
         cluster,
         log_dir,
-        {**ENVIRONMENT, "PYTHONPATH": path, **(environment or {})},
+        {**ENVIRONMENT, "PYTHONPATH": python_path(ROOT), **(environment or {})},
     )
     started = time.monotonic()
     try:

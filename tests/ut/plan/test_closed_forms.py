@@ -140,11 +140,8 @@ LARGEST_PEAKS = {
 
 
 def numbers(p: int, holds: Callable[[int, int], bool]) -> list[int]:
-    """The m from p to 4p for which a form holds: every one up to 8 ranks, and where forms change with more."""
-    several = (
-        range(p, 4 * p + 1) if p <= 8 else (p, p + 1, 2 * p - 2, 2 * p - 1, 2 * p, 2 * p + 1, 3 * p, 4 * p - 1, 4 * p)
-    )
-    return [m for m in several if holds(p, m)]
+    """The m from p to 4p for which a form holds."""
+    return [m for m in range(p, 4 * p + 1) if holds(p, m)]
 
 
 def name_of(form: Form) -> str:

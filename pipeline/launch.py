@@ -187,6 +187,10 @@ class _Worker:
             pass
         return False
 
+    def gone_for(self) -> float:
+        """Return for how many seconds it is known to have ended without being done; 0 while it is not."""
+        return 0.0 if self.gone_since is None else time.monotonic() - self.gone_since
+
 
 @dataclass
 class Job:
@@ -263,7 +267,8 @@ class Job:
         finished = self._finished()
         if all(rank in finished for rank in self.cluster.local_rank_numbers):
             return self._ended_after_all_finished()
-        if any(self._lost(worker, finished) for worker in self._workers.values()):
+        self._note_the_gone(finished)
+        if any(worker.gone_for() > _SECONDS_FOR_A_FAILURE_FILE for worker in self._workers.values()):
             return False
         return None if self._msrun.poll() is None else False
 
@@ -281,11 +286,8 @@ class Job:
                 first.get("action"),
                 self.log_of(rank),
             )
-        finished = self._finished()
-        lost = [w for w in self._workers.values() if w.rank not in finished and w.gone_since is not None]
-        for worker in sorted(lost, key=lambda w: w.gone_since or 0.0):
-            return self._failure_of_lost(worker)
-        return self._failure_of_msrun()
+        lost = self._first_lost()
+        return self._failure_of_msrun() if lost is None else self._failure_of_lost(lost)
 
     def stop(self) -> None:
         """End every process of this job that still runs. Safe to call at any time and more than once."""
@@ -348,12 +350,23 @@ class Job:
                 continue
         return found
 
-    def _lost(self, worker: _Worker, finished: set[int]) -> bool:
-        """Whether a worker ended without being done; its failure file is given a moment to appear."""
-        if worker.rank in finished or worker.alive():
-            return False
-        worker.gone_since = worker.gone_since or time.monotonic()
-        return time.monotonic() - worker.gone_since > _SECONDS_FOR_A_FAILURE_FILE
+    def _note_the_gone(self, finished: set[int]) -> None:
+        """Note which workers ended without being done. Their failure files are given a moment to appear."""
+        now = time.monotonic()
+        for worker in self._workers.values():
+            if worker.rank in finished:  # maybe since the last look, in which it was gone already
+                worker.gone_since = None
+            elif worker.gone_since is None and not worker.alive():
+                worker.gone_since = now
+
+    def _first_lost(self) -> Optional[_Worker]:
+        """Return the worker that was gone first. msrun then kills all others, maybe before the next look.
+
+        Of those found gone in one look, it is the one that msrun names: its log tells only whom it did not kill itself.
+        """
+        lost = [worker for worker in self._workers.values() if worker.gone_since is not None]
+        named = [int(match.group(1)) for match in _EXIT_LINE.finditer(_text_of(self.log_of(None)))]
+        return min(lost, key=lambda w: (w.gone_since, w.process.pid not in named), default=None)
 
     def _ended_after_all_finished(self) -> Optional[bool]:
         """Wait for the workers to end by themselves. The scheduler takes longer, for nothing."""

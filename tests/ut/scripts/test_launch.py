@@ -27,6 +27,14 @@ MSRUN = """
         log = open(os.path.join(options["log_dir"], f"worker_{rank}.log"), "w")
         workers.append(subprocess.Popen([sys.executable, *sys.argv[script:]], env=environment, stdout=log, stderr=log,
                                         start_new_session=True))
+    while all(worker.poll() is None for worker in workers):
+        time.sleep(0.01)
+    first = next(worker for worker in workers if worker.poll() is not None)
+    if first.returncode:
+        print(f"Worker process {first.pid} exit with exception. Error code: {first.returncode}.", flush=True)
+        if os.environ.get("KILL_OTHERS"):
+            for worker in workers:
+                worker.kill()
     for worker in workers:
         worker.wait()
     time.sleep(1000)
@@ -101,6 +109,27 @@ def test_a_killed_worker_is_noticed(start: Start) -> None:
     assert _outcome(job) is False
     failure = job.failure()
     assert failure.rank == 1 and failure.cause == "killed"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_workers_found_gone_in_one_look_the_one_that_msrun_did_not_kill_is_told(
+    rank: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILL_OTHERS", "1")
+    seen = tmp_path / "both seen"
+    job = start(
+        f"""
+        while not os.path.exists({str(seen)!r}): time.sleep(0.01)
+        if rank == {rank}: os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+        """
+    )
+    while len(job._workers) < 2:
+        assert job.poll() is None
+    seen.write_text("")
+    psutil.wait_procs([worker.process for worker in job._workers.values()], timeout=30)
+    assert _outcome(job) is False
+    assert job.failure().rank == rank and job.failure().cause == "killed"
 
 
 def test_a_killed_worker_that_another_misses_is_told_with_its_signal(start: Start, tmp_path: Path) -> None:

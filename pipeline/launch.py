@@ -6,8 +6,8 @@
 3. Every process of a job carries the job's mark in its environment, so that ``stop`` finds all of them, also those
    whose parent is gone. Only processes with that mark are ended.
 4. When the launcher itself is killed, msrun is interrupted by the kernel and ends its workers (``start_msrun.py``).
-
-msrun itself takes up to a minute to notice a lost worker; that is why it is watched from outside.
+5. msrun kills all workers in the moment in which it notices a lost one, be it at once or after a minute. So it is
+   watched from outside, and started so that it lets the others say what they know (``platform/mindspore/msrun.py``).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ __all__ = [
     "free_port",
     "mark_failed",
     "mark_finished",
+    "msrun_program",
     "python_path",
 ]
 
@@ -51,6 +52,7 @@ JOB_MARK = "PIPELINE_JOB"
 LOG_DIR = "PIPELINE_LOG_DIR"
 
 _START_MSRUN = Path(__file__).with_name("start_msrun.py")
+_PATIENT_MSRUN = Path(__file__).parent.parent / "hyper_parallel" / "platform" / "mindspore" / "msrun.py"
 _SECONDS_FOR_A_FAILURE_FILE = 3.0
 _SECONDS_TO_BE_GONE = 1.0
 _SECONDS_TO_END = 20.0
@@ -96,6 +98,17 @@ def find_msrun() -> Optional[str]:
     """Return the path of msrun: the one beside this Python, else the first on PATH, else None."""
     beside = Path(sys.executable).parent / "msrun"
     return str(beside) if beside.exists() else shutil.which("msrun")
+
+
+def msrun_program() -> str:
+    """Return the program to start workers with: msrun, but one that lets workers say why they end.
+
+    Raises:
+        LaunchError: msrun is missing.
+    """
+    if find_msrun() is None:
+        raise LaunchError("msrun was not found: install MindSpore in this Python, msrun comes with it")
+    return str(_PATIENT_MSRUN)
 
 
 def free_port() -> int:
@@ -220,9 +233,7 @@ class Job:
         Raises:
             LaunchError: msrun is missing, or the port cannot be used.
         """
-        msrun = find_msrun()
-        if msrun is None:
-            raise LaunchError("msrun was not found: install MindSpore in this Python, msrun comes with it")
+        program = msrun_program()
         cluster = self.cluster
         if cluster.node_rank == 0:
             check_port(cluster.master_addr, cluster.port)
@@ -249,7 +260,7 @@ class Job:
         environment = {**defaults, **os.environ, **self.environment, **marks}
         with (self.log_dir / "msrun.log").open("wb") as log:
             self._msrun = subprocess.Popen(
-                [sys.executable, str(_START_MSRUN), str(os.getpid()), msrun, *flags, *self.command],
+                [sys.executable, str(_START_MSRUN), str(os.getpid()), program, *flags, *self.command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -360,7 +371,7 @@ class Job:
                 worker.gone_since = now
 
     def _first_lost(self) -> Optional[_Worker]:
-        """Return the worker that was gone first. msrun then kills all others, maybe before the next look.
+        """Return the worker that was gone first. msrun then kills the others, maybe before the next look.
 
         Of those found gone in one look, it is the one that msrun names: its log tells only whom it did not kill itself.
         """

@@ -47,7 +47,7 @@ Start = Callable[[str], Job]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     msrun = tmp_path / "msrun.py"
     msrun.write_text(textwrap.dedent(MSRUN))
-    monkeypatch.setattr(launch, "find_msrun", lambda: str(msrun))
+    monkeypatch.setattr(launch, "msrun_program", lambda: str(msrun))
     jobs = []
 
     def begin(worker: str) -> Job:
@@ -178,7 +178,7 @@ def test_files_of_an_earlier_job_do_not_count(start: Start, tmp_path: Path) -> N
 
 def test_msrun_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "msrun.py").write_text("raise SystemExit('ValueError: bad master address')")
-    monkeypatch.setattr(launch, "find_msrun", lambda: str(tmp_path / "msrun.py"))
+    monkeypatch.setattr(launch, "msrun_program", lambda: str(tmp_path / "msrun.py"))
     job = Job([sys.executable], Cluster(2, 2, port=free_port()), tmp_path / "logs")
     job.start()
     assert _outcome(job) is False

@@ -7,9 +7,8 @@
    leave everything as it found it, and to release the block's call records when nobody can want them any more.
 3. The recomputed inputs of excluded regions are kept where MindSpore keeps its own recomputed tensors. So sessions,
    retention and clearing treat them alike, and they die with the operator that saved them.
-4. MindSpore's own early stop raises inside a pack hook. That loses a tensor and the caller's random state at each
-   replay. So it is off, and a replay stops at the next operator or excluded region after the last tensor that is still
-   waited for.
+4. MindSpore's own early stop is off. A replay ends in front of an operator (early_stop.py) or an excluded region after
+   which nothing is made that is still waited for.
 5. A replay that raises leaves no trace: flags, graph, hooks, counters and random state are as before, and the error is
    the block's own.
 """
@@ -31,11 +30,10 @@ from mindspore.common.recompute import (
     _recompute_session,
     _recompute_session_ctx,
     _RecomputeHandle,
-    _StopRecomputationError,
 )
 from mindspore.graph.api import _pynative_executor
-from mindspore.utils import MsDispatchMode
 
+from hyper_parallel.platform.mindspore.early_stop import Endings, stop_near_the_end
 from hyper_parallel.platform.recompute_state import (
     Invocation,
     ReplayFrame,
@@ -55,9 +53,7 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.common.recompute._RecomputeHandle.clear_session",
     "mindspore.common.recompute._RecomputeHandle.recompute",
     "mindspore.common.recompute._RecomputeHandle.recover_inputs",
-    "mindspore.common.recompute._StopRecomputationError",
     "mindspore.graph.api._pynative_executor",
-    "mindspore.utils.MsDispatchMode",
 )
 
 
@@ -65,22 +61,8 @@ ENGINE_MODULE = _RecomputeHandle.__module__
 """Where MindSpore's own recompute lives: who counts what a step leaves behind counts the objects of this module too."""
 
 
-_STOPS_AT = frozenset({"BatchMatMul", "BatchMatMulExt", "Dense", "MatMul", "MatMulExt"})
-"""Operators in front of which a replay ends. Most operators of one input have made their result's object by then, and
-MindSpore never frees it when the call does not come to pass; they are cheap, so they run."""
-
-
-class _Stopper(MsDispatchMode):
-    """While entered, the next expensive operator on this thread ends the replay instead of running."""
-
-    def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
-        if func.name in _STOPS_AT:
-            raise _StopRecomputationError
-        return func(*args, **(kwargs or {}))
-
-
 class _SaveCounter(defaultdict):
-    """Counts, per recompute key, the tensors that a replay has saved; ends the replay when it is satisfied."""
+    """Counts, per recompute key, the tensors that a replay has saved, and lets the replay end in time."""
 
     def __init__(self) -> None:
         super().__init__(int)
@@ -90,41 +72,33 @@ class _SaveCounter(defaultdict):
         super().__setitem__(recompute_key, made)
         frame = self.frames[recompute_key]
         frame.made = made
-        if made == frame.needed and frame.satisfied():
-            stop_at_next_operator(frame)
-
-
-def stop_at_next_operator(frame: ReplayFrame) -> None:
-    """Let the next operator of this thread end the replay."""
-    frame.stopper = _Stopper()
-    frame.stopper.__enter__()
-
-
-def stop_if_satisfied(frame: ReplayFrame) -> None:
-    """End the replay here if nothing that is still waited for remains to be made."""
-    if frame.satisfied():
-        raise _StopRecomputationError
+        stop_near_the_end(frame)
 
 
 class BlockHandle(_RecomputeHandle):
     """The recompute handle of one call of a checkpointed block."""
 
     invocation: Invocation
+    endings: Endings
     engine_key: Any
     makers: tuple[BlockHandle, ...]
     recovered: list | None
 
     @staticmethod
-    def adopt(handle: _RecomputeHandle, invocation: Invocation, makers: tuple[BlockHandle, ...]) -> None:
+    def adopt(
+        handle: _RecomputeHandle, invocation: Invocation, makers: tuple[BlockHandle, ...], endings: Endings
+    ) -> None:
         """Turn MindSpore's handle, which has saved nothing yet, into a `BlockHandle`.
 
         Args:
             handle: MindSpore's handle.
             invocation: The call that it is for.
             makers: The handles of the blocks whose replays make this block's inputs.
+            endings: What is known of how the block's replays end.
         """
         handle.__class__ = BlockHandle
         handle.invocation = invocation
+        handle.endings = endings
         handle.engine_key = None
         handle.makers = makers
         handle.recovered = None
@@ -173,6 +147,8 @@ class BlockHandle(_RecomputeHandle):
         token = current_frame.set(frame)
         try:
             super().recompute(recompute_key)
+            if frame.stopper is not None:
+                frame.stopper.learn()
             if not frame.satisfied():
                 frame.check_complete(len(self.placeholders))
         except Exception as error:
@@ -191,6 +167,7 @@ class BlockHandle(_RecomputeHandle):
             del self.placeholder_counter.frames[recompute_key]
             if frame.stopper is not None:
                 frame.stopper.__exit__(None, None, None)
+                frame.stopper = None  # it knows the frame
             set_rng_state(caller_state)
         frame.learn_not_needed(len(self.placeholders))
         return True

@@ -59,7 +59,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import 
 from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import MarkMemory
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
 from hyper_parallel.platform.mindspore.autograd import Function, node_of
-from hyper_parallel.platform.mindspore.recompute import stop_if_satisfied
+from hyper_parallel.platform.mindspore.early_stop import stop_if_satisfied, stop_near_the_end
 from hyper_parallel.platform.nest import flatten
 from hyper_parallel.platform.recompute_state import (
     CallSite,
@@ -212,7 +212,9 @@ class Region:
         set_rng_state(record.random_state)
         if not record.saved or self._tries_without(frame, record):
             return frame.hand_out(UnsavedOutput(record))
-        return record.output_nest.rebuild([_replayed(made, leaves) for made in record.outputs])
+        outputs = record.output_nest.rebuild([_replayed(made, leaves) for made in record.outputs])
+        stop_near_the_end(frame)
+        return outputs
 
     def _tries_without(self, frame: ReplayFrame, record: CallRecord) -> bool:
         """Return whether to find out if the replay can do without an output that is saved."""

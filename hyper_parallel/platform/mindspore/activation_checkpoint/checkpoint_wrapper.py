@@ -23,6 +23,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.call_record import 
 from hyper_parallel.platform.mindspore.activation_checkpoint.input_handle import mark_of
 from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import check_result_is_saved, is_tensor
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
+from hyper_parallel.platform.mindspore.early_stop import Endings, stop_near_the_end
 from hyper_parallel.platform.mindspore.recompute import BlockHandle, run_block
 from hyper_parallel.platform.nest import Nest, flatten
 from hyper_parallel.platform.recompute_state import CallSite, Frame, Invocation, Phase, ReplayFrame, current_frame
@@ -38,9 +39,10 @@ def name_of(fn: Any) -> str:
 class Block:
     """One call of a checkpointed block: what MindSpore calls in the forward and in each replay."""
 
-    def __init__(self, fn: Callable[..., Any], name: str, nest: Nest, tensors: list[Tensor]) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, endings: Endings, nest: Nest, tensors: list[Tensor]) -> None:
         self.fn = fn
         self.name = name
+        self.endings = endings
         self.nest = nest
         self.needs_grad = tuple([tensor._requires_grad for tensor in tensors])
         # A block inside an excluded region gets what that region defers.
@@ -60,7 +62,7 @@ class Block:
             self.forward_frame = Frame(Phase.FORWARD, invocation, handle)
             if nested:
                 outer.invocation.children.append(invocation)
-        BlockHandle.adopt(handle, invocation, self.makers)
+        BlockHandle.adopt(handle, invocation, self.makers, self.endings)
 
     def __call__(self, *tensors: Tensor) -> Any:
         args, kwargs = self.nest.rebuild(tensors)
@@ -82,6 +84,7 @@ class Block:
         frame = current_frame.get()
         if frame is not None and frame.phase is Phase.REPLAY:
             frame.started = True
+            stop_near_the_end(frame)
         return self.fn(*args, **kwargs)
 
 
@@ -103,15 +106,15 @@ def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             f"checkpoint: argument 'fn' must be a Cell or a function, but is of type {type(fn).__name__}; pass what is "
             "to be called, not its result."
         )
-    return call_block(fn, name_of(fn), args, kwargs)
+    return call_block(fn, name_of(fn), Endings(), args, kwargs)
 
 
-def call_block(fn: Callable[..., Any], name: str, args: tuple, kwargs: dict) -> Any:
+def call_block(fn: Callable[..., Any], name: str, endings: Endings, args: tuple, kwargs: dict) -> Any:
     """Call `fn(*args, **kwargs)` as a checkpointed block that error messages call `name`."""
     tensors: list[Tensor] = []
     nest = flatten((args, kwargs), is_tensor, tensors)
     _refuse_stand_ins(nest)
-    block = Block(fn, name, nest, tensors)
+    block = Block(fn, name, endings, nest, tensors)
     return run_block(block, block.started, tensors)
 
 
@@ -126,9 +129,9 @@ def _refuse_stand_ins(nest: Nest) -> None:
 
 def checkpoint_wrapper(cell_or_fn: Any) -> Any:
     """Return `cell_or_fn` with every call going through `checkpoint`. See the public function of this name."""
-    name = name_of(cell_or_fn)
+    name, endings = name_of(cell_or_fn), Endings()
     if isinstance(cell_or_fn, Cell):
-        return wrap_cell(cell_or_fn, lambda call, args, kwargs: call_block(call, name, args, kwargs))
+        return wrap_cell(cell_or_fn, lambda call, args, kwargs: call_block(call, name, endings, args, kwargs))
     if not callable(cell_or_fn):
         raise ValueError(
             f"checkpoint_wrapper: argument 'cell_or_fn' must be a Cell or a function, but is of type "
@@ -137,6 +140,6 @@ def checkpoint_wrapper(cell_or_fn: Any) -> Any:
 
     @functools.wraps(cell_or_fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return call_block(cell_or_fn, name, args, kwargs)
+        return call_block(cell_or_fn, name, endings, args, kwargs)
 
     return wrapped

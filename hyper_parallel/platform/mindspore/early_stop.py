@@ -1,0 +1,152 @@
+"""How a replay ends early: in front of the first expensive operator that nobody waits for.
+
+1. A replay has done its work when it has made the last tensor that an operator still waits for. MindSpore's own early
+   stop then raises inside a pack hook, which loses a tensor and the caller's random state at each replay. Here the next
+   expensive operator ends the replay instead of running, seen through a dispatch mode.
+2. The last matmul of a block saves its operands, so nobody waits for its result, but for what it saves. `Endings`
+   remembers of earlier replays of the same wrapper which operands the operator at this place saves. Then the operands
+   are handed to who waits for them, and the matmul does not run.
+3. What is remembered was seen: each saved tensor was one of the operands, by storage, shape and type. A place is the
+   operator, how many tensors were saved before it and in the whole forward, and what each operand is. At a place that
+   was not seen the operator runs, and is looked at; at one that was seen in two ways it always runs.
+4. A dispatch mode costs host time at each operator. So it is entered when no more tensors are waited for than one
+   operator saves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mindspore import Tensor
+from mindspore.common.recompute import _StopRecomputationError
+from mindspore.graph.api import _pynative_executor
+from mindspore.utils import MsDispatchMode
+
+from hyper_parallel.platform.recompute_state import ReplayFrame, current_frame
+
+PRIVATE_INTERFACES: tuple[str, ...] = (
+    "mindspore.common.recompute._RecomputeHandle.placeholders",
+    "mindspore.common.recompute._RecomputeHandle.recomputed_data",
+    "mindspore.common.recompute._StopRecomputationError",
+    "mindspore.graph.api._pynative_executor",
+    "mindspore.Tensor._requires_grad",
+    "mindspore.utils.MsDispatchMode",
+)
+
+_STOPS_AT = frozenset({"BatchMatMul", "BatchMatMulExt", "Dense", "MatMul", "MatMulExt"})
+"""Operators in front of which a replay ends. Most operators of one input have made their result's object by then, and
+MindSpore never frees it when the call does not come to pass; they are cheap, so they run."""
+
+_OF_PACKING = "StopGradient"
+"""What MindSpore calls on a tensor that an operator saves."""
+
+_SAVED_BY_ONE = 2
+"""How many tensors one of `_STOPS_AT` saves at most."""
+
+
+class _Place(NamedTuple):
+    """Where in a replay an operator is called, and with what (rule 3)."""
+
+    operator: str
+    made: int
+    saved_in_all: int
+    operands: tuple
+
+
+class Endings:
+    """Which operands the last operators of a wrapper's block save. One for all calls of the wrapper."""
+
+    def __init__(self) -> None:
+        self._operands: dict[_Place, tuple[int, ...]] = {}
+
+    def operands_saved(self, place: _Place) -> tuple[int, ...]:
+        """Return which operand each tensor is that is saved at `place`; nothing if that is not certain."""
+        return self._operands.get(place, ())
+
+    def learn(self, place: _Place, operands: tuple[int, ...]) -> None:
+        """Remember what was seen at `place`."""
+        if self._operands.setdefault(place, operands) != operands:
+            self._operands[place] = ()
+
+
+class Stopper(MsDispatchMode):
+    """While entered, the next expensive operator on this thread that nobody waits for ends the replay of `frame`."""
+
+    def __init__(self, frame: ReplayFrame) -> None:
+        super().__init__()
+        self._frame = frame
+        self._ran: tuple[_Place, tuple] | None = None
+
+    def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
+        if func.name != _OF_PACKING and current_frame.get() is self._frame:  # an operator of the block itself
+            self.learn()
+            if func.name in _STOPS_AT:
+                self._stop_if_not_needed(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def learn(self) -> None:
+        """Look at what the last expensive operator has saved, which it does after it was dispatched."""
+        if self._ran is None:
+            return
+        frame, (place, args), self._ran = self._frame, self._ran, None
+        holders = [holder() for holder in frame.handle.placeholders[place.made : frame.made]]
+        if None not in holders:
+            made = frame.handle.recomputed_data[frame.key]
+            frame.handle.endings.learn(place, _positions([made.get(holder) for holder in holders], args))
+
+    def _stop_if_not_needed(self, func: Any, args: tuple, kwargs: dict | None) -> None:
+        """End the replay if nothing is waited for, or nothing but the operands."""
+        frame = self._frame
+        stop_if_satisfied(frame)
+        if kwargs or not _pynative_executor.requires_grad():
+            return
+        place = _Place(func.name, frame.made, len(frame.handle.placeholders), tuple(map(_describe, args)))
+        saved = frame.handle.endings.operands_saved(place)
+        if frame.needed - frame.made <= len(saved) and frame.satisfied_but_for_tensors():
+            self._hand_over([args[at] for at in saved])
+            raise _StopRecomputationError
+        self._ran = place, args
+
+    def _hand_over(self, operands: list[Tensor]) -> None:
+        """Give the operands to the operators that wait for them."""
+        frame = self._frame
+        for holder, operand in zip(frame.handle.placeholders[frame.made : frame.needed], operands):
+            if holder() is not None:
+                frame.handle.recomputed_data[frame.key][holder()] = operand.data
+        frame.made = frame.needed
+
+
+def stop_near_the_end(frame: ReplayFrame) -> None:
+    """Let an operator end the replay once little enough is still waited for (rule 4)."""
+    if frame.stopper is None and frame.needed - frame.made <= _SAVED_BY_ONE and frame.satisfied_but_for_tensors():
+        frame.stopper = Stopper(frame)
+        frame.stopper.__enter__()
+
+
+def stop_if_satisfied(frame: ReplayFrame) -> None:
+    """End the replay here if nothing that is still waited for remains to be made."""
+    if frame.satisfied():
+        raise _StopRecomputationError
+
+
+def _describe(operand: Any) -> Any:
+    if not isinstance(operand, Tensor):
+        return type(operand)
+    return operand.dtype, operand.ndim, operand.is_contiguous(), operand._requires_grad
+
+
+def _positions(saved: list[Tensor | None], args: tuple) -> tuple[int, ...]:
+    """Return which argument each saved tensor is; nothing if one is none of them."""
+    found = [next((at for at, arg in enumerate(args) if _same(tensor, arg)), None) for tensor in saved]
+    return () if None in found else tuple(found)
+
+
+def _same(saved: Tensor | None, arg: Any) -> bool:
+    return (
+        saved is not None
+        and isinstance(arg, Tensor)
+        and saved.data_ptr() == arg.data_ptr()
+        and saved.shape == arg.shape
+        and saved.dtype == arg.dtype
+        and saved.stride() == arg.stride()
+    )

@@ -1,0 +1,175 @@
+"""A replay does not run the last matmul of a block, once an earlier one has shown what that matmul saves."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Tensor, mint, ops, saved_tensors_hooks
+from mindspore.graph.api import _no_grad
+
+from hyper_parallel.core.activation_checkpoint import (
+    checkpoint_exclude_wrapper,
+    checkpoint_wrapper,
+    is_recomputing,
+)
+from hyper_parallel.platform.mindspore.autograd import recording, run_backward
+from hyper_parallel.platform.mindspore.early_stop import Endings, _Place
+from hyper_parallel.platform.mindspore.memory import live_tensor_count
+
+
+class Block:
+    """Runs a body under a checkpoint, and counts the replays that come to its end."""
+
+    def __init__(self, body) -> None:
+        self.body = body
+        self.ends = 0
+        self.call = checkpoint_wrapper(self._run)
+
+    def _run(self, *args):
+        result = self.body(*args)
+        self.ends += is_recomputing()
+        return result
+
+
+def check(body, args, value_and_grads, assert_same, ends, steps=3):
+    """Every step gives what the plain body gives, and as many replays as expected come to their end."""
+    block = Block(body)
+    plain = value_and_grads(body, args, args)
+    for expected in itertools.islice(ends, steps):
+        assert_same(value_and_grads(block.call, args, args), plain)
+        assert block.ends == expected
+    return block
+
+
+ONLY_THE_FIRST = [1, 1, 1]
+EVERY_ONE = [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "multiply",
+    [mint.matmul, ops.matmul, ops.dense, lambda x, w: mint.bmm(x.reshape(1, 4, 4), w.reshape(1, 4, 4)).reshape(4, 4)],
+    ids=["mint.matmul", "ops.matmul", "dense", "bmm"],
+)
+def test_the_last_matmul_runs_in_the_first_replay_only(multiply, leaf, value_and_grads, assert_same):
+    def mlp(x, up, down):
+        return x + multiply(ops.relu(multiply(x, up)), down)
+
+    check(mlp, [leaf(4, 4), leaf(4, 4), leaf(4, 4)], value_and_grads, assert_same, ONLY_THE_FIRST)
+
+
+def test_a_block_of_one_matmul(leaf, value_and_grads, assert_same):
+    check(lambda x, w: mint.matmul(x, w) + x, [leaf(4, 4), leaf(4, 4)], value_and_grads, assert_same, ONLY_THE_FIRST)
+
+
+def test_after_an_excluded_region(leaf, value_and_grads, assert_same):
+    region = checkpoint_exclude_wrapper(lambda x, w: mint.matmul(x, w))
+
+    def body(x, first, second):
+        return mint.matmul(region(ops.tanh(x), first), second) + x
+
+    check(body, [leaf(4, 4), leaf(4, 4), leaf(4, 4)], value_and_grads, assert_same, ONLY_THE_FIRST)
+
+
+def test_an_operand_that_is_copied_before_it_is_saved(leaf, value_and_grads, assert_same):
+    """A transposed view: what is saved may be a copy, then the matmul goes on to run."""
+    block = check(
+        lambda x, w: mint.matmul(ops.relu(x), w.swapaxes(0, 1)) + x,
+        [leaf(4, 4), leaf(4, 4)],
+        value_and_grads,
+        assert_same,
+        itertools.repeat(1),
+        steps=1,
+    )
+    x, w = leaf(4, 4), leaf(4, 4)
+    for _ in range(3):
+        assert_same(value_and_grads(block.call, [x, w], [x, w]), value_and_grads(block.body, [x, w], [x, w]))
+
+
+def test_a_frozen_operand(leaf, rng, value_and_grads, assert_same):
+    x, frozen = leaf(4, 4), Tensor(rng.randn(4, 4).astype(np.float32))
+    plain = value_and_grads(lambda x: mint.matmul(ops.tanh(x), frozen) + x, [x], [x])
+    block = Block(lambda x: mint.matmul(ops.tanh(x), frozen) + x)
+    for _ in range(3):
+        assert_same(value_and_grads(block.call, [x], [x]), plain)
+
+
+def _own_hooks():
+    return saved_tensors_hooks(lambda tensor: tensor.data, lambda tensor: tensor)
+
+
+@pytest.mark.parametrize("other", [_no_grad, _own_hooks], ids=["no_grad", "hooks of the user's own"])
+def test_a_matmul_that_saves_nothing_is_not_taken_for_the_one_that_does(other, leaf, value_and_grads, assert_same):
+    """Both are called after the same number of saved tensors, with operands of the same kind."""
+
+    def body(x, v, w):
+        with other():
+            y = mint.matmul(x, v)
+        return mint.matmul(x + y, w) + x
+
+    args = [leaf(4, 4), leaf(4, 4), leaf(4, 4)]
+    plain, block = value_and_grads(body, args, args), Block(body)
+    for _ in range(3):
+        assert_same(value_and_grads(block.call, args, args), plain)
+
+
+def test_a_place_that_was_seen_in_two_ways_is_not_certain():
+    place = _Place("Dense", 0, 2, ())
+    endings = Endings()
+    for operands, expected in [((0, 1), (0, 1)), ((0, 1), (0, 1)), ((), ()), ((0, 1), ())]:
+        endings.learn(place, operands)
+        assert endings.operands_saved(place) == expected
+
+
+def test_matmuls_of_an_inner_block_are_not_the_outer_ones(leaf, value_and_grads, assert_same):
+    args = [leaf(4, 4), leaf(4, 4), leaf(4, 4)]
+    inner = checkpoint_wrapper(lambda x, w: mint.matmul(x, w))
+
+    def outer(x, v, w):
+        return mint.matmul(inner(ops.tanh(x), v), w) + x
+
+    plain, call = value_and_grads(outer, args, args), checkpoint_wrapper(outer)
+    for _ in range(3):
+        assert_same(value_and_grads(call, args, args), plain)
+
+
+def test_a_region_that_runs_again_is_not_stopped(leaf):
+    """The second backward finds the region's output released; its matmul comes where the block's own did."""
+    region = checkpoint_exclude_wrapper(lambda x, w: mint.matmul(x, w))
+
+    def body(x, v, w):
+        return mint.matmul(region(x, v), w) + x
+
+    x, v, w = leaf(4, 4), leaf(4, 4), leaf(4, 4)
+    call = checkpoint_wrapper(body)
+    for _ in range(2):
+        with recording():
+            out, plain = call(x, v, w), body(x, v, w)
+        expected = run_backward([plain], [ops.ones_like(plain)], [x, v, w], False)
+        with contextlib.suppress(UserWarning):
+            for keep_graph in (True, False):
+                found = run_backward([out], [ops.ones_like(out)], [x, v, w], keep_graph)
+                for one, other in zip(found, expected):
+                    np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+def test_the_random_state_and_the_number_of_tensors_stay(leaf, value_and_grads):
+    args = [leaf(4, 4), leaf(4, 4), leaf(4, 4)]
+    block = Block(lambda x, up, down: mint.matmul(ops.relu(mint.matmul(x, up)), down) + x)
+    counts = []
+    for _ in range(12):
+        mindspore.set_seed(3)
+        with recording():
+            out = block.call(*args)
+        before = mindspore.get_rng_state().asnumpy()
+        run_backward([out], [ops.ones_like(out)], args, False)
+        np.testing.assert_array_equal(mindspore.get_rng_state().asnumpy(), before)
+        del out
+        gc.collect()
+        counts.append(live_tensor_count())
+    assert block.ends == 1
+    assert len(set(counts[2:])) == 1

@@ -10,7 +10,7 @@
    operator, how many tensors were saved before it and in the whole forward, and what each operand is. At a place that
    was not seen the operator runs, and is looked at; at one that was seen in two ways it always runs.
 4. A dispatch mode costs host time at each operator. So it is entered when no more tensors are waited for than one
-   operator saves.
+   operator saves, and not where a replay of the same wrapper was seen to meet no expensive operator from there on.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Endings:
 
     def __init__(self) -> None:
         self._operands: dict[_Place, tuple[int, ...]] = {}
+        self._without_expensive: set[tuple[int, int, int]] = set()
 
     def operands_saved(self, place: _Place) -> tuple[int, ...]:
         """Return which operand each tensor is that is saved at `place`; nothing if that is not certain."""
@@ -68,23 +69,40 @@ class Endings:
         if self._operands.setdefault(place, operands) != operands:
             self._operands[place] = ()
 
+    def may_end_early(self, start: tuple[int, int, int]) -> bool:
+        """Return whether expensive operators may come from `start` on."""
+        return start not in self._without_expensive
+
+    def learn_without_expensive(self, start: tuple[int, int, int]) -> None:
+        """Remember that none came."""
+        self._without_expensive.add(start)
+
 
 class Stopper(MsDispatchMode):
     """While entered, the next expensive operator on this thread that nobody waits for ends the replay of `frame`."""
 
-    def __init__(self, frame: ReplayFrame) -> None:
+    def __init__(self, frame: ReplayFrame, start: tuple[int, int, int]) -> None:
         super().__init__()
         self._frame = frame
+        self._start = start
+        self._met_expensive = False
         self._ran: tuple[_Place, tuple] | None = None
 
     def __ms_dispatch__(self, func: Any, args: tuple, kwargs: dict | None = None) -> Any:
         if func.name != _OF_PACKING and current_frame.get() is self._frame:  # an operator of the block itself
-            self.learn()
+            self._learn_saved()
             if func.name in _STOPS_AT:
+                self._met_expensive = True
                 self._stop_if_not_needed(func, args, kwargs)
         return func(*args, **(kwargs or {}))
 
     def learn(self) -> None:
+        """Remember what a replay that raised no error has shown."""
+        self._learn_saved()
+        if not self._met_expensive:
+            self._frame.handle.endings.learn_without_expensive(self._start)
+
+    def _learn_saved(self) -> None:
         """Look at what the last expensive operator has saved, which it does after it was dispatched."""
         if self._ran is None:
             return
@@ -119,8 +137,10 @@ class Stopper(MsDispatchMode):
 def stop_near_the_end(frame: ReplayFrame) -> None:
     """Let an operator end the replay once little enough is still waited for (rule 4)."""
     if frame.stopper is None and frame.needed - frame.made <= _SAVED_BY_ONE and frame.satisfied_but_for_tensors():
-        frame.stopper = Stopper(frame)
-        frame.stopper.__enter__()
+        start = frame.made, frame.needed, frame.next_record
+        if frame.handle.endings.may_end_early(start):
+            frame.stopper = Stopper(frame, start)
+            frame.stopper.__enter__()
 
 
 def stop_if_satisfied(frame: ReplayFrame) -> None:

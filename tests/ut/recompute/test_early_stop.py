@@ -17,6 +17,7 @@ from hyper_parallel.core.activation_checkpoint import (
     checkpoint_wrapper,
     is_recomputing,
 )
+from hyper_parallel.platform.mindspore import early_stop
 from hyper_parallel.platform.mindspore.autograd import recording, run_backward
 from hyper_parallel.platform.mindspore.early_stop import Endings, _Place
 from hyper_parallel.platform.mindspore.memory import live_tensor_count
@@ -173,3 +174,23 @@ def test_the_random_state_and_the_number_of_tensors_stay(leaf, value_and_grads):
         counts.append(live_tensor_count())
     assert block.ends == 1
     assert len(set(counts[2:])) == 1
+
+
+def test_operators_are_not_watched_where_none_is_expensive(leaf, value_and_grads, assert_same, monkeypatch):
+    watched = []
+
+    class Watching(early_stop.Stopper):
+        def __ms_dispatch__(self, func, args, kwargs=None):
+            watched.append(func.name)
+            return super().__ms_dispatch__(func, args, kwargs)
+
+    monkeypatch.setattr(early_stop, "Stopper", Watching)
+    x, w = leaf(4, 4), leaf(4, 4)
+    block = Block(lambda x, w: ops.square(ops.tanh(ops.exp(mint.matmul(x, w)))))
+    plain = value_and_grads(block.body, [x, w], [x, w])
+    counts = []
+    for _ in range(6):
+        watched.clear()
+        assert_same(value_and_grads(block.call, [x, w], [x, w]), plain)
+        counts.append(len(watched))
+    assert counts[0] > 0 and counts[-1] == 0

@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import mindspore
 from mindspore import Parameter, Tensor, ops
 from mindspore.common.generator import get_rng_state, set_rng_state
 from mindspore.graph.api import _no_grad, _pynative_executor
@@ -58,7 +57,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import 
 )
 from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import MarkMemory
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
-from hyper_parallel.platform.mindspore.autograd import Function, node_of
+from hyper_parallel.platform.mindspore.autograd import node_of
 from hyper_parallel.platform.mindspore.early_stop import stop_if_satisfied, stop_near_the_end
 from hyper_parallel.platform.nest import flatten
 from hyper_parallel.platform.recompute_state import (
@@ -80,18 +79,6 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
 )
 
 _EXCLUDED_FRAME = Frame(Phase.EXCLUDED, None)
-
-
-class _CachedOutput(Function):
-    """Gives a cached output, in a replay, the place in the graph that it had in the forward. Never differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        return tensor.data
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        return None, grad
 
 
 class Region:
@@ -135,8 +122,9 @@ class Region:
         try:
             inputs = self._defer(frame, leaves, marks, sources)
             record = CallRecord(self, len(frame.invocation.records), keys, nests, inputs)
-            given = [_worked_on(leaf) for leaf in leaves]
-            if any(made.copied is not None for made in marks):
+            given = leaves
+            if any([made.copied is not None for made in marks]):
+                given = [_worked_on(leaf) for leaf in leaves]
                 args, kwargs = put_together(keys, nests, given)
             versions = _versions(given)
             with deferring(sources):
@@ -306,18 +294,13 @@ def _output_leaf(record: CallRecord, leaf: Tensor, marks: list[Mark]) -> OutputL
 
 
 def _replayed(made: OutputLeaf, inputs: list) -> Tensor:
-    """Return one output of a skipped region, in the graph of the replay if it was in the graph of the forward."""
+    """Return one output of a skipped region; operators save for it what they saved in the forward."""
     if made.input_position is not None:
         return inputs[made.input_position]
-    return _CachedOutput.apply(_anchor(), made.tensor) if made.requires_grad else made.tensor.data
-
-
-@functools.lru_cache(maxsize=1)
-def _anchor() -> Tensor:
-    """A tensor that requires a gradient, made when the first one is needed."""
-    anchor = Tensor([0.0], mindspore.float32)
-    anchor.requires_grad_()
-    return anchor
+    output = made.tensor.data
+    if made.requires_grad:
+        output.requires_grad_()
+    return output
 
 
 def checkpoint_exclude_wrapper(cell_or_fn: Any, save_output: bool | str = True, keep_inputs: bool = False) -> Any:

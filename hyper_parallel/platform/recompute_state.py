@@ -182,7 +182,7 @@ class ReplayFrame(Frame):
         return (
             self.handle is not None
             and self.next_record > self.last_record
-            and all(stand_in.record.finds_out for stand_in in self.pending)
+            and (not self.pending or all(stand_in.record.finds_out for stand_in in self.pending))
         )
 
     def hand_out(self, stand_in: Any) -> Any:

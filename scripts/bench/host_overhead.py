@@ -30,7 +30,7 @@ from hyper_parallel.platform.mindspore.autograd import Function
 from hyper_parallel.platform.mindspore.environment import prepare_process
 
 FIGURES = ("forward_us", "replay_us", "pack_us", "step_us")
-CALLS, STEPS = 20, 10
+CALLS, STEPS = 20, 40
 FEW, MANY = 1, 65
 
 Region = Callable[[Tensor], Tensor]

@@ -59,7 +59,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import 
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
 from hyper_parallel.platform.mindspore.autograd import node_of
 from hyper_parallel.platform.mindspore.early_stop import stop_if_satisfied, stop_near_the_end
-from hyper_parallel.platform.nest import flatten
+from hyper_parallel.platform.nest import TENSOR, flatten
 from hyper_parallel.platform.recompute_state import (
     CallSite,
     Frame,
@@ -129,7 +129,8 @@ class Region:
             versions = _versions(given)
             with deferring(sources):
                 result = fn(*args, **kwargs)
-            self._check_versions(versions, _versions(given))
+            if _versions(given) != versions:
+                self._raise_changed(versions, _versions(given))
             self._record_output(frame, record, result, marks)
         finally:
             current_frame.reset(token)
@@ -162,14 +163,13 @@ class Region:
         marks.append(Mark(leaf, before, handle, copy))
         return InputLeaf(leaf.shape, leaf.dtype, weakref.ref(handle))
 
-    def _check_versions(self, before: list[int], after: list[int]) -> None:
-        for position, (version, now) in enumerate(zip(before, after)):
-            if version != now:
-                raise RuntimeError(
-                    f"Excluded region '{self.name}' changed its input {position} (counting its tensors from 0) in "
-                    "place, but a replay skips the region and cannot make that change again; let the region work on a "
-                    "copy, or move the change out of it."
-                )
+    def _raise_changed(self, before: list[int], after: list[int]) -> None:
+        position = next(at for at, (version, now) in enumerate(zip(before, after)) if version != now)
+        raise RuntimeError(
+            f"Excluded region '{self.name}' changed its input {position} (counting its tensors from 0) in place, but a "
+            "replay skips the region and cannot make that change again; let the region work on a copy, or move the "
+            "change out of it."
+        )
 
     def _record_output(self, frame: Frame, record: CallRecord, result: Any, marks: list[Mark]) -> None:
         """Keep the result for the replay, and let regions that are called later know it again."""
@@ -198,7 +198,7 @@ class Region:
         if record.released or (record.output_needed and not record.saved):
             return self._run_again(record, fn, args, kwargs, leaves)
         set_rng_state(record.random_state)
-        if not record.saved or self._tries_without(frame, record):
+        if not record.saved or (self.finds_out and self._tries_without(frame, record)):
             return frame.hand_out(UnsavedOutput(record))
         outputs = record.output_nest.rebuild([_replayed(made, leaves) for made in record.outputs])
         stop_near_the_end(frame)
@@ -207,7 +207,7 @@ class Region:
     def _tries_without(self, frame: ReplayFrame, record: CallRecord) -> bool:
         """Return whether to find out if the replay can do without an output that is saved."""
         known = self.output_needed or record.output_needed
-        return self.finds_out and not known and frame.invocation.site is not None
+        return not known and frame.invocation.site is not None
 
     def _check_arguments(self, frame: ReplayFrame, record: CallRecord, args: tuple, kwargs: dict) -> list:
         """Return the tensors of the arguments, None for those that a stand-in covers, if they are as in the forward."""
@@ -217,13 +217,15 @@ class Region:
             self._raise_mismatch(record, keys, values)
         leaves: list = []
         for value, nest in zip(values, expected):
-            if type(value) is UnsavedOutput:
+            if nest is TENSOR and isinstance(value, Tensor):  # nearly always, so it takes no call
+                leaves.append(value)
+            elif type(value) is UnsavedOutput:
                 self._take_stand_in(frame, record, value, len(leaves), nest.leaf_count())
                 leaves.extend([None] * nest.leaf_count())
             elif flatten(value, is_tensor, leaves) != nest:
                 self._raise_mismatch(record, keys, values)
         for position, (leaf, made) in enumerate(zip(leaves, record.inputs)):
-            if leaf is not None and (leaf.shape != made.shape or leaf.dtype != made.dtype):
+            if leaf is not None and (leaf.shape != made.shape or leaf.dtype is not made.dtype):
                 raise ReplayMismatchError(
                     f"The replay called excluded region '{self.name}' with tensor {position} of shape {leaf.shape} and "
                     f"dtype {leaf.dtype}, but the forward with shape {made.shape} and dtype {made.dtype}; make the "

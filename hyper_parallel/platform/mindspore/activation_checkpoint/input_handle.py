@@ -40,8 +40,10 @@ class InputHandle:
     def read(self) -> Tensor:
         """Return the recomputed input, which the replay that this may fire has made."""
         key = current_recompute_key()
-        self.block.recompute(key)
-        tensor = self.block.recomputed_data[key].get(self)
+        made = self.block.recomputed_data
+        if self not in made[key]:
+            self.block.recompute(key)
+        tensor = made[key].get(self)
         if tensor is None:
             raise RuntimeError(
                 f"Input {self.position} of excluded region '{self.region}' was read, but no replay of block "

@@ -123,7 +123,7 @@ class Region:
             inputs = self._defer(frame, leaves, marks, sources)
             record = CallRecord(self, len(frame.invocation.records), keys, nests, inputs)
             given = leaves
-            if any([made.copied is not None for made in marks]):
+            if any(made.copied is not None for made in marks):
                 given = [_worked_on(leaf) for leaf in leaves]
                 args, kwargs = put_together(keys, nests, given)
             versions = _versions(given)

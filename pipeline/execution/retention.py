@@ -18,7 +18,7 @@ from typing import Any
 from mindspore import Tensor
 
 from hyper_parallel.platform import get_platform
-from hyper_parallel.platform.mindspore.retention import forget_replayed, kept_tensors
+from hyper_parallel.platform.mindspore.retention import forget_replayed, is_replayed, kept_tensors
 
 _numbers = itertools.count()
 
@@ -49,6 +49,10 @@ class RecomputeSession:
         first = 0 if last is None else max(0, len(self.handles) - last)
         for handle in self.handles[first:]:
             get_platform().recompute_handle(handle, self.id)
+
+    def is_replayed(self) -> bool:
+        """Whether no block is left to replay."""
+        return all(is_replayed(handle, self.id) for handle in self.handles)
 
     def tensors(self) -> Iterator[Tensor]:
         """What the session keeps alive."""

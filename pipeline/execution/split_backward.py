@@ -9,7 +9,8 @@ The split is exact and computes nothing twice:
    engine run, and a weight that is used twice gets its parts added by the engine.
 3. Some operators (layer norm, a user's own function) compute the gradients of their weights together with that of their
    input. dx keeps these; dw starts behind the branch, and such an operator runs once.
-4. In a recompute session dx keeps the tensors that a branch reads, for dw, and drops the others as it reads them.
+4. In a recompute session that drops what is read, dx keeps the tensors that a branch reads, for dw. In one that retains
+   what is read there is nothing to do: rule 5 frees what dw does not read.
 5. After dx every edge along the input path is cut. From a branch dw therefore goes to weights only, although another
    branch may lie below it (`h = w(x); v(h) + w(v(h))`), and the operators between branches are freed with all that they
    saved: what is alive between dx and dw is what dw reads.
@@ -23,6 +24,7 @@ The split is exact and computes nothing twice:
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
@@ -31,7 +33,7 @@ from mindspore import Parameter, Tensor, ops
 from mindspore.nn import Cell
 
 from hyper_parallel.platform.mindspore import autograd
-from hyper_parallel.platform.mindspore.retention import retain_reads
+from hyper_parallel.platform.mindspore.retention import reads_are_dropped, retain_reads
 from pipeline.execution.nest import leaves, leaves_like, map_leaves
 from pipeline.execution.retention import RecomputeSession
 
@@ -70,25 +72,72 @@ class _Output:
         return _Start(self.root, self.node, grad)
 
 
-class _Path(NamedTuple):
-    """The graph below some outputs; nodes come after all that lie below them."""
+_Edge = tuple[int, int, int]
+"""Position of the edge at its node, id of the node that it goes to, that node's output index."""
 
-    nodes: dict[int, autograd.Node]
-    edges: dict[int, list[tuple[int, int, int]]]
-    """Per node: position of the edge, id of the node it goes to, that node's output index."""
-    to_input: set[int]
-    to_weight: set[int]
 
-    def edges_off(self, key: int) -> list[tuple[int, int, int]]:
-        return [edge for edge in self.edges[key] if edge[1] in self.to_weight and edge[1] not in self.to_input]
+class _Path:
+    """The graph below some outputs, and what leads where in it.
+
+    Args:
+        inputs: the leaf tensors whose gradients dx gives.
+        weights: the parameters whose gradients dw gives.
+    """
+
+    def __init__(self, inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> None:
+        self.to_input = {autograd.node_id(autograd.node_of(tensor)) for tensor in inputs}
+        self.to_weight = {autograd.node_id(autograd.node_of(tensor)) for tensor in weights}
+        self.nodes: dict[int, autograd.Node] = {}
+        self.edges: dict[int, list[_Edge]] = {leaf: [] for leaf in self.to_input | self.to_weight}
+        self.branches: list[tuple[autograd.Node, list[_Edge]]] = []
+        """Operators where weights leave the path, with the edges off it."""
+        self.inner: list[tuple[autograd.Node, int]] = []
+        """The edges along the path, from below: a node that an edge goes to comes before the node that has it."""
+
+    def explore(self, roots: Iterable[autograd.Node]) -> None:
+        """Walk the graph below `roots` once, depth first; on the way back mark what leads to an input or a weight."""
+        nodes, all_edges = self.nodes, self.edges
+        pending = [(autograd.node_id(node), node, False) for node in roots]
+        while pending:
+            key, node, below_is_done = pending.pop()
+            nodes[key] = node
+            if below_is_done:
+                self._mark(key, node)
+            elif key not in all_edges:
+                pending.append((key, node, True))
+                edges = all_edges[key] = []
+                for at, child, child_key, index in autograd.children(node):
+                    edges.append((at, child_key, index))
+                    if child_key not in nodes:
+                        pending.append((child_key, child, False))
+
+    def _mark(self, key: int, node: autograd.Node) -> None:
+        to_input, to_weight = self.to_input, self.to_weight
+        off = []
+        for edge in self.edges[key]:
+            if edge[1] in to_input:
+                self.inner.append((node, edge[0]))
+                to_input.add(key)
+            elif edge[1] in to_weight:
+                off.append(edge)
+            if edge[1] in to_weight:
+                to_weight.add(key)
+        if off and key in to_input:
+            self.branches.append((node, off))
+
+    def cut(self) -> None:
+        """Rule 5. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
+        for node, at in self.inner:
+            autograd.cut_edge(node, at)
 
     def unholdable(self) -> list[int]:
         """Rule 8: the custom functions off the path that only a custom function on it holds."""
-        custom = {key for key, node in self.nodes.items() if autograd.is_custom_function(node)}
-        branches = custom & self.to_input
-        return [child for key in branches for _, child, _ in self.edges_off(key) if child in custom]
+        custom = autograd.is_custom_function
+        children = [child for node, off in self.branches if custom(node) for _, child, _ in off]
+        return [child for child in children if custom(self.nodes[child])]
 
     def below(self, keys: Iterable[int]) -> set[int]:
+        """The ids of these nodes and of all below them."""
         found, pending = set(), list(keys)
         while pending:
             key = pending.pop()
@@ -101,60 +150,85 @@ class _Path(NamedTuple):
 class _Arrived:
     """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle."""
 
-    def __init__(self, to_weights: Sequence[int]) -> None:
-        self._to_weights = to_weights
-        self.grads: Gradients | None = None
+    def __init__(self) -> None:
+        self._seen: dict[str, Gradients] = {}
         self.passed_on: Gradients = ()
 
-    def before(self, grads: Gradients) -> Gradients | None:
-        """In dx note what arrives; in dw give it again (rule 9)."""
-        if self.grads is None:
-            self.grads = tuple(grads)
-            retain_reads(True)
-            return None
-        return self.grads
+    @property
+    def grads(self) -> Gradients | None:
+        """What arrived, per output of the operator; None if nothing did."""
+        return self._seen.get(_GRADS)
 
-    def after(self, passed_on: Gradients, _: Gradients) -> None:
-        """In dx keep what goes to weights, and of the rest nothing."""
-        self.passed_on = tuple(passed_on[at] for at in self._to_weights)
-        retain_reads(False)
+    def note(self) -> Callable:
+        """A hook before the branch: in dx it notes what arrives, in dw it gives that again (rule 9). No Python runs."""
+        return functools.partial(self._seen.setdefault, _GRADS)
+
+    def note_and_retain(self, grads: Gradients) -> Gradients:
+        """The same in a session that drops what is read: what the branch reads is kept."""
+        if not self._seen:
+            retain_reads(True)
+        return self._seen.setdefault(_GRADS, grads)
+
+
+_GRADS = "grads"
 
 
 class _Branch:
-    """An operator where weights leave the input path."""
+    """An operator where weights leave the input path.
 
-    def __init__(self, path: _Path, node: autograd.Node, edges: list[tuple[int, int, int]]) -> None:
+    Args:
+        path: where it lies.
+        node: the operator.
+        edges: those off the path.
+        drops: whether the session drops what is read (rule 4).
+    """
+
+    def __init__(self, path: _Path, node: autograd.Node, edges: list[_Edge], drops: bool) -> None:
         self._node = node
-        self._behind = [(path.nodes[child], index) for _, child, index in edges]
-        self._arrived = _Arrived([at for at, _, _ in edges])
-        self._hooks = [
-            autograd.before_node(self._node, self._arrived.before),
-            autograd.after_node(self._node, self._arrived.after),
-        ]
+        self._arrived = arrived = _Arrived()
+        self._hooks = [autograd.before_node(node, arrived.note_and_retain if drops else arrived.note())]
+        self._behind = [] if autograd.computes_what_is_asked(node) else [(path.nodes[key], at) for _, key, at in edges]
+        if self._behind:
+            to_weights = [at for at, _, _ in edges]
+
+            def keep(passed_on: Gradients, _: Gradients) -> None:
+                """In dx keep what goes to weights, and of the rest nothing (rule 3)."""
+                arrived.passed_on = tuple(passed_on[at] for at in to_weights)
+
+            self._hooks.append(autograd.after_node(node, keep))
+        if drops:
+            self._hooks.append(autograd.after_node(node, _drop_reads))
 
     def starts(self) -> list[_Start]:
         """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs.
 
         What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
         """
-        if self._arrived.grads is None:
+        grads = self._arrived.grads
+        if grads is None:
             self.release()
             return []
         pairs = zip(self._behind, self._arrived.passed_on)
         given = [_Start(autograd.edge(node, index), node, grad) for (node, index), grad in pairs if grad is not None]
-        if len(given) == len(self._behind) or autograd.is_custom_function(self._node):
+        if self._behind and (len(given) == len(self._behind) or autograd.is_custom_function(self._node)):
             self.release()
             return given
-        self._hooks.pop().remove()
+        while len(self._hooks) > 1:
+            self._hooks.pop().remove()
         self._arrived.passed_on = ()
-        grads = enumerate(self._arrived.grads)
-        return [_Start(autograd.edge(self._node, index), self._node, grad) for index, grad in grads if grad is not None]
+        node = self._node
+        return [_Start(autograd.edge(node, at), node, grad) for at, grad in enumerate(grads) if grad is not None]
 
     def release(self) -> None:
         """Let go of the operator, with what it saved, and of its gradients."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._node, self._behind, self._arrived = [], None, [], None
+
+
+def _drop_reads(_: Gradients, __: Gradients) -> None:
+    """After a branch: what is read from here on is not read again."""
+    retain_reads(False)
 
 
 class SplitBackward:
@@ -198,11 +272,10 @@ class SplitBackward:
         given = self._given(output_grads)
         path, early = self._path([start.node for start in given])
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
-        retain_reads(False)
-        branches = [(node, path.edges_off(key)) for key, node in path.nodes.items() if key in path.to_input]
-        self._branches = [_Branch(path, node, edges) for node, edges in branches if edges]
+        drops = reads_are_dropped()
+        self._branches = [_Branch(path, node, edges, drops) for node, edges in path.branches]
         grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
-        _cut_input_path(path)
+        path.cut()
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
         self._starts = off_path + [start for branch in self._branches for start in branch.starts()]
         self._early = dict(zip(map(id, early), grads[len(self._inputs) :]))
@@ -235,9 +308,7 @@ class SplitBackward:
         yield from (grad for grad in self._early.values() if grad is not None)
 
     def release(self) -> None:
-        """Let go of the graph and of all gradients that wait."""
-        for branch in self._branches:
-            branch.release()
+        """Let go of the graph and of all gradients that wait. Hooks go with the operators that have them."""
         self._outputs, self._starts, self._branches, self._early, self._inputs = None, [], [], {}, ()
 
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:
@@ -245,7 +316,8 @@ class SplitBackward:
         early: list[Parameter] = []
         while True:
             late = [weight for weight in self._trained if all(weight is not other for other in early)]
-            path = _explore(roots, (*self._inputs, *early), late)
+            path = _Path((*self._inputs, *early), late)
+            path.explore(roots)
             unreachable = path.below(path.unholdable())
             more = [weight for weight in late if autograd.node_id(autograd.node_of(weight)) in unreachable]
             if not more:
@@ -276,40 +348,6 @@ def _output(leaf: Any) -> _Output | None:
     return _Output(root, node, tuple(leaf.shape), leaf.dtype)
 
 
-def _explore(roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> _Path:
-    """Walk the graph below `roots` once, depth first, marking on the way back what leads to an input or a weight."""
-    to_input = {autograd.node_id(autograd.node_of(tensor)) for tensor in inputs}
-    to_weight = {autograd.node_id(autograd.node_of(tensor)) for tensor in weights}
-    path = _Path({}, {}, to_input, to_weight)
-    pending = [(autograd.node_id(node), node, False) for node in roots]
-    while pending:
-        key, node, below_is_done = pending.pop()
-        if below_is_done:
-            for _, child, _ in path.edges[key]:
-                if child in to_input:
-                    to_input.add(key)
-                if child in to_weight:
-                    to_weight.add(key)
-            path.nodes[key] = node
-        elif key not in path.edges:
-            pending.append((key, node, True))
-            edges = path.edges[key] = []
-            for at, (child, index) in enumerate(autograd.next_edges(node)):
-                if child is not None:
-                    child_key = autograd.node_id(child)
-                    edges.append((at, child_key, index))
-                    pending.append((child_key, child, False))
-    return path
-
-
-def _cut_input_path(path: _Path) -> None:
-    """Rule 5. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
-    for key, node in path.nodes.items():
-        for at, child, _ in path.edges[key]:
-            if child in path.to_input:
-                autograd.cut_edge(node, at)
-
-
 class GradFunction:
     """The gradients of one recorded forward, as `forward_and_gradfn` returns them.
 
@@ -336,13 +374,13 @@ class GradFunction:
             ValueError: a gradient does not fit its output.
             RuntimeError: the gradients have been asked for before.
         """
-        with self._step("compute_input_grad or a full call", "nothing more"):
+        with self._step("compute_input_grad or a full call", "nothing more", retain=False):
             input_grads, weight_grads = self._split.full(self._split.ones() if sens is None else sens)
         return self._placed(input_grads), self._added(weight_grads)
 
     def compute_input_grad(self, sens: Any = None) -> Any:
         """Gradients of the inputs only. Arguments and errors as in the full call."""
-        with self._step("compute_input_grad or a full call", "compute_weight_grad"):
+        with self._step("compute_input_grad or a full call", "compute_weight_grad", retain=False):
             return self._placed(self._split.inputs(self._split.ones() if sens is None else sens))
 
     def compute_weight_grad(self, keep_graph: bool = False) -> Gradients:
@@ -351,18 +389,18 @@ class GradFunction:
         Args:
             keep_graph: whether they may be asked for again.
         """
-        with self._step("compute_weight_grad", "compute_weight_grad" if keep_graph else "nothing more"):
+        with self._step("compute_weight_grad", "compute_weight_grad" if keep_graph else "nothing more", keep_graph):
             grads = self._split.weights(keep_graph)
         return self._added(grads)
 
     @contextlib.contextmanager
-    def _step(self, step: str, following: str) -> Iterator[None]:
+    def _step(self, step: str, following: str, retain: bool) -> Iterator[None]:
         """Run a step in its turn; after the last one, or one that fails, everything is let go."""
         if self._next != step:
             raise RuntimeError(f"{step} was asked for, but {self._next} comes next; run the forward again.")
         self._next = "nothing more"
         try:
-            with self._session.reading(retain=following != "nothing more"):
+            with self._session.reading(retain):
                 yield
             self._next = following
         finally:

@@ -2,9 +2,11 @@
 
     python scripts/bench/split_backward.py --json split.json
 
-Cases are the models of blocks.py, without checkpoints and with every block checkpointed. Each case has its process; in
-it the whole backward and dx with dw take turns, each on a forward of its own. A time is the shortest of all rounds, as
-whatever else the machine does only adds to it. One thread computes, as in a worker of a pipeline on CPU;
+Cases are the models of blocks.py, without checkpoints and with every block checkpointed. Each case has several
+processes, one after the other; in each the whole backward and dx with dw take turns, each on a forward of its own. A
+time is the shortest of all rounds, as whatever else the machine does only adds to it. Where memory lies is luck that a
+process keeps (the same whole backward differs by a sixth from one to the next), so a figure is the median over the
+processes, with the smallest and the largest ratio beside it. One thread computes, as in a worker of a pipeline on CPU;
 OMP_NUM_THREADS changes it.
 
 - full_ms, dx_ms, dw_ms: `replay` says where the replay of a checkpointed block is: `none` (no checkpoint),
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +44,8 @@ from pipeline.execution.chunk import Chunk
 Row = dict[str, Any]
 
 HELD_CASE = "transformer-768"
-TIMES = ("case", "replay", "full_ms", "dx_ms", "dw_ms", "sum_ratio", "dx_ratio")
+FIGURES = ("full_ms", "dx_ms", "dw_ms", "sum_ratio", "dx_ratio")
+TIMES = ("case", "replay", *FIGURES, "sum_ratio_min", "sum_ratio_max", "dx_ratio_max")
 MEMORY = ("case", "mode", "held_mib", "after_mib", "held_ratio")
 
 
@@ -109,6 +113,19 @@ def time_rows(case: str, *enough: float) -> list[Row]:
     return rows
 
 
+def over_processes(case: str, processes: int, *enough: float) -> list[Row]:
+    """The rows of one case: medians over processes, and how far the ratios spread."""
+    runs = [in_a_new_process(time_rows, case, *enough) for _ in range(processes)]
+    found = []
+    for rows in zip(*runs):
+        row = {"case": case, "replay": rows[0]["replay"], "processes": processes}
+        row.update({figure: statistics.median(one[figure] for one in rows) for figure in FIGURES})
+        for ratio in ("sum_ratio", "dx_ratio"):
+            row[f"{ratio}_min"], row[f"{ratio}_max"] = (pick(one[ratio] for one in rows) for pick in (min, max))
+        found.append(row)
+    return found
+
+
 def _retaining_everything(stage: Stage, number: int) -> tuple[Callable[[], None], Tensor]:
     """dx by the engine alone, with all that it kept; call what is returned for dw."""
     platform, session = get_platform(), ("retain everything", number)
@@ -166,18 +183,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=9, help="whole and split backwards per figure at least (default 9)"
     )
-    parser.add_argument("--seconds", type=float, default=4, help="time for each line of the table at least (default 4)")
+    parser.add_argument("--seconds", type=float, default=2, help="time per process and line at least (default 2)")
+    parser.add_argument("--processes", type=int, default=5, help="processes per case (default 5)")
     parser.add_argument("--held", type=int, default=4, help="micro-batches alive for the memory (default 4)")
     args = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     cases = args.case or CASES
-    times = [row for case in cases for row in in_a_new_process(time_rows, case, args.rounds, args.seconds)]
+    times = [row for case in cases for row in over_processes(case, args.processes, args.rounds, args.seconds)]
     report.show_table("Split backward against the whole one", times, TIMES)
     memory = in_a_new_process(memory_rows, HELD_CASE, args.held) if HELD_CASE in cases else []
     if memory:
         report.show_table("Alive between dx and dw, MiB per micro-batch", memory, MEMORY)
     if args.json:
-        report.write_json(args.json, times, memory=memory, held=args.held)
+        report.write_json(args.json, times, memory=memory, held=args.held, processes=args.processes)
     return 0
 
 

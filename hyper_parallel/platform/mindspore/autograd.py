@@ -34,6 +34,7 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore._c_expression.BackwardNodePy._input_metadata",
     "mindspore._c_expression.BackwardNodePy._set_next_edge",
     "mindspore._c_expression.BackwardNodePy._unique_id",
+    "mindspore._c_expression.BackwardNodePy.name",
     "mindspore._c_expression.BackwardNodePy.next_functions",
     "mindspore._c_expression.BackwardNodePy.register_hook",
     "mindspore._c_expression.BackwardNodePy.register_prehook",
@@ -89,6 +90,25 @@ def node_id(node: Node) -> int:
 def next_edges(node: Node) -> tuple[tuple[Node | None, int], ...]:
     """Per input of the operator: the node that its gradient goes to (None: none is needed), and that node's output."""
     return node.next_functions
+
+
+def children(node: Node) -> list[tuple[int, Node, int, int]]:
+    """The edges of `node` that a gradient goes along: its input, the node there, that node's id, that node's output."""
+    edges = enumerate(node.next_functions)
+    return [(at, child, child._unique_id(), index) for at, (child, index) in edges if child is not None]
+
+
+def computes_what_is_asked(node: Node) -> bool:
+    """Whether the operator of `node` is known to compute only those of its inputs' gradients that are asked for.
+
+    Many others do too. Some compute all at once (layer norm, a concatenation, a user's own function).
+    """
+    return not is_custom_function(node) and node.name() in _COMPUTE_WHAT_IS_ASKED
+
+
+_COMPUTE_WHAT_IS_ASKED = frozenset(
+    ("Add", "AddExt", "BatchMatMul", "BatchMatMulExt", "BiasAdd", "Dense", "MatMul", "MatMulExt", "Mul", "SubExt")
+)
 
 
 def output_count(node: Node) -> int:

@@ -41,6 +41,12 @@ def retain_reads(retain: bool) -> None:
         session.retain_on_unpack = retain
 
 
+def reads_are_dropped() -> bool:
+    """Whether this thread is in a session that drops each recomputed tensor as it is read."""
+    session = _recompute_session.get()
+    return session is not None and not session.retain_on_unpack
+
+
 def is_replayed(handle: Any, session_id: Any) -> bool:
     """Whether the block of `handle` has been replayed for the session."""
     return bool(handle.is_recomputed.get(session_id))

@@ -159,6 +159,11 @@ class _Arrived:
         """What arrived, per output of the operator; None if nothing did."""
         return self._seen.get(_GRADS)
 
+    def forget(self) -> None:
+        """Let go of all gradients."""
+        self._seen.clear()
+        self.passed_on = ()
+
     def note(self) -> Callable:
         """A hook before the branch: in dx it notes what arrives, in dw it gives that again (rule 9). No Python runs."""
         return functools.partial(self._seen.setdefault, _GRADS)
@@ -224,6 +229,11 @@ class _Branch:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._node, self._behind, self._arrived = [], None, [], None
+
+    def forget(self) -> None:
+        """Let go of the gradients. The hooks go with the operator, as far as nobody else holds it."""
+        if self._arrived is not None:
+            self._arrived.forget()
 
 
 def _drop_reads(_: Gradients, __: Gradients) -> None:
@@ -308,7 +318,9 @@ class SplitBackward:
         yield from (grad for grad in self._early.values() if grad is not None)
 
     def release(self) -> None:
-        """Let go of the graph and of all gradients that wait. Hooks go with the operators that have them."""
+        """Let go of the graph and of all gradients that wait."""
+        for branch in self._branches:
+            branch.forget()
         self._outputs, self._starts, self._branches, self._early, self._inputs = None, [], [], {}, ()
 
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:

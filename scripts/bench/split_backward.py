@@ -6,8 +6,8 @@ Cases are the models of blocks.py, without checkpoints and with every block chec
 processes, one after the other; in each the whole backward and dx with dw take turns, each on a forward of its own. A
 time is the shortest of all rounds, as whatever else the machine does only adds to it. Where memory lies is luck that a
 process keeps (the same whole backward differs by a sixth from one to the next), so a figure is the median over the
-processes, with the smallest and the largest ratio beside it. One thread computes, as in a worker of a pipeline on CPU;
-OMP_NUM_THREADS changes it.
+processes, with the smallest and the largest ratio beside it. Each process has one core, as a worker of a pipeline on a
+CPU has: OMP_NUM_THREADS alone does not keep MindSpore's matmul from using more.
 
 - full_ms, dx_ms, dw_ms: `replay` says where the replay of a checkpointed block is: `none` (no checkpoint),
   `inside` the full backward and dx, or `before` both (pre-fired, and not in any of the times).
@@ -168,10 +168,16 @@ def memory_rows(case: str, held: int) -> list[Row]:
     return rows
 
 
+def _prepare() -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    prepare_process()
+
+
 def in_a_new_process(measure: Callable[..., list[Row]], *arguments: Any) -> list[Row]:
-    """`measure(*arguments)` where no other model has left its blocks in the memory pool, with the threads asked for."""
+    """`measure(*arguments)` on one core, where no other model has left its blocks in the memory pool."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, initializer=prepare_process) as process:
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=_prepare) as process:
         return process.submit(measure, *arguments).result()
 
 

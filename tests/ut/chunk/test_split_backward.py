@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from mindspore.common._grad_function import _Function
 
 from hyper_parallel.core.activation_checkpoint import checkpoint
 from hyper_parallel.platform.mindspore import autograd
+from hyper_parallel.platform.mindspore.memory import live_tensor_count
 from pipeline.execution.nest import leaves, map_leaves
 from pipeline.execution.retention import RecomputeSession
 from pipeline.execution.split_backward import SplitBackward, forward_and_gradfn
@@ -574,3 +576,40 @@ def test_between_dx_and_dw_only_what_dw_reads_is_kept(prefired: bool) -> None:
     with session.reading(retain=False):
         assert_same([*input_grads, *split.weights()], expected)
     assert list(session.tensors()) == []
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [mint.matmul, ops.matmul, mint.bmm, ops.bmm, ops.dense, mint.add, ops.add, mint.sub, ops.mul, ops.bias_add],
+    ids=lambda operator: operator.__name__,
+)
+def test_operators_that_are_known_to_compute_what_is_asked_do(operator: Callable) -> None:
+    shapes = (
+        [(2, 4, 4), (2, 4, 4)] if "bmm" in operator.__name__ else [(4, 4), (4,) if operator is ops.bias_add else (4, 4)]
+    )
+    values = [Tensor(np.ones(shape, np.float32)) for shape in shapes]
+    for value in values:
+        value.requires_grad_()
+    with autograd.recording():
+        output = operator(*values)
+    node, seen = autograd.node_of(output), []
+    assert autograd.computes_what_is_asked(node)
+    autograd.after_node(node, lambda passed_on, _: seen.append([grad is not None for grad in passed_on[:2]]))
+    for value in values:
+        autograd.run_backward([output], [ops.ones_like(output)], [value], keep_graph=True)
+    assert seen == [[True, False], [False, True]]
+
+
+def test_gradients_that_waited_are_let_go_although_the_graph_lives_on() -> None:
+    """A model may keep a tensor with its graph."""
+    x, weight = Tensor(np.ones((64, 64), np.float32)), Parameter(Tensor(np.ones((64, 64), np.float32)), name="w")
+    x.requires_grad_()
+    with autograd.recording():
+        hidden = mint.matmul(ops.tanh(x), weight)
+        output = ops.tanh(hidden)
+    split = SplitBackward(output, [x], [weight])
+    before = live_tensor_count()
+    split.inputs(ops.ones_like(output))
+    split.weights()
+    gc.collect()
+    assert live_tensor_count() <= before

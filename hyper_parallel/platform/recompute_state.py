@@ -131,6 +131,7 @@ class ReplayFrame(Frame):
     """A replay of an invocation: which record and which inner block come next, and whether it may stop."""
 
     __slots__ = (
+        "ended",
         "key",
         "last_record",
         "made",
@@ -169,6 +170,7 @@ class ReplayFrame(Frame):
         self.next_record = 0
         self.next_child = 0
         self.started = False
+        self.ended = False
         self.stopper: Any = None
         self.stand_ins: list = [] if outer is None else outer.stand_ins
         self.pending: list = [] if outer is None else outer.pending

@@ -6,10 +6,13 @@
 2. The last matmul of a block saves its operands, so nobody waits for its result, but for what it saves. `Endings`
    remembers of earlier replays of the same wrapper which operands the operator at this place saves. Then the operands
    are handed to who waits for them, and the matmul does not run.
-3. What is remembered was seen: each saved tensor was one of the operands, by storage, shape and type. A place is the
-   operator, how many tensors were saved before it and in the whole forward, and what each operand is. At a place that
-   was not seen the operator runs, and is looked at; at one that was seen in two ways it always runs.
-4. A dispatch mode costs host time at each operator. So it is entered when no more tensors are waited for than one
+3. What is remembered was seen: the saved tensors were those operands, by storage, shape and type, that a product needs
+   for its gradient, and nothing else. A place is the operator, how many tensors were saved before it and in the whole
+   forward, and what each operand is. At a place that was not seen the operator runs, and is looked at; at one that was
+   seen in two ways it always runs.
+4. The operands are handed over through the hook that the operator itself would use. Where that is not the replay's own,
+   but one that the block's code has entered, nothing that is waited for was handed over, and the operator runs.
+5. A dispatch mode costs host time at each operator. So it is entered when no more tensors are waited for than one
    operator saves, and not where a replay of the same wrapper was seen to meet no expensive operator from there on.
 """
 
@@ -22,6 +25,7 @@ from mindspore.common.recompute import _StopRecomputationError
 from mindspore.graph.api import _pynative_executor
 from mindspore.utils import MsDispatchMode
 
+from hyper_parallel.platform.mindspore.autograd import Function
 from hyper_parallel.platform.recompute_state import ReplayFrame, current_frame
 
 PRIVATE_INTERFACES: tuple[str, ...] = (
@@ -108,34 +112,43 @@ class Stopper(MsDispatchMode):
             return
         frame, (place, args), self._ran = self._frame, self._ran, None
         holders = [holder() for holder in frame.handle.placeholders[place.made : frame.made]]
-        if None not in holders:
+        # What was saved does not tell which operand is saved first where both are one.
+        if None not in holders and not _same(*args[:2]):
             made = frame.handle.recomputed_data[frame.key]
-            frame.handle.endings.learn(place, _positions([made.get(holder) for holder in holders], args))
+            frame.handle.endings.learn(place, _operands_among([made.get(holder) for holder in holders], args))
 
     def _stop_if_not_needed(self, func: Any, args: tuple, kwargs: dict | None) -> None:
         """End the replay if nothing is waited for, or nothing but the operands."""
         frame = self._frame
         stop_if_satisfied(frame)
-        if kwargs or not _pynative_executor.requires_grad():
+        if kwargs or not _pynative_executor.requires_grad() or not all(isinstance(arg, Tensor) for arg in args[:2]):
             return
         place = _Place(func.name, frame.made, len(frame.handle.placeholders), tuple(map(_describe, args)))
         saved = frame.handle.endings.operands_saved(place)
-        if frame.needed - frame.made <= len(saved) and frame.satisfied_but_for_tensors():
-            self._hand_over([args[at] for at in saved])
-            raise _StopRecomputationError
+        waited_for = frame.needed - frame.made
+        if waited_for <= len(saved) and frame.satisfied_but_for_tensors():
+            _Save.apply(saved[:waited_for], *args[:2])
+            stop_if_satisfied(frame)  # not where a hook of the user's own has saved them (rule 4)
         self._ran = place, args
 
-    def _hand_over(self, operands: list[Tensor]) -> None:
-        """Give the operands to the operators that wait for them."""
-        frame = self._frame
-        for holder, operand in zip(frame.handle.placeholders[frame.made : frame.needed], operands):
-            if holder() is not None:
-                frame.handle.recomputed_data[frame.key][holder()] = operand.data
-        frame.made = frame.needed
+
+class _Save(Function):
+    """Saves operands as the operator that multiplies them would, and multiplies nothing. Never differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, saved: tuple[int, ...], *operands: Tensor) -> Tensor:
+        ctx.save_for_backward(*[operands[at] for at in saved])
+        return operands[0].data
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        return None, grad, None
 
 
 def stop_near_the_end(frame: ReplayFrame) -> None:
-    """Let an operator end the replay once little enough is still waited for (rule 4)."""
+    """Let an operator end the replay once little enough is still waited for (rule 5)."""
+    if frame.ended:
+        raise _StopRecomputationError  # the block has caught the one that ended its replay
     if frame.stopper is None and frame.needed - frame.made <= _SAVED_BY_ONE and frame.satisfied_but_for_tensors():
         start = frame.made, frame.needed, frame.next_record
         if frame.handle.endings.may_end_early(start):
@@ -146,6 +159,7 @@ def stop_near_the_end(frame: ReplayFrame) -> None:
 def stop_if_satisfied(frame: ReplayFrame) -> None:
     """End the replay here if nothing that is still waited for remains to be made."""
     if frame.satisfied():
+        frame.ended = True
         raise _StopRecomputationError
 
 
@@ -155,10 +169,14 @@ def _describe(operand: Any) -> Any:
     return operand.dtype, operand.ndim, operand.is_contiguous(), operand._requires_grad
 
 
-def _positions(saved: list[Tensor | None], args: tuple) -> tuple[int, ...]:
-    """Return which argument each saved tensor is; nothing if one is none of them."""
-    found = [next((at for at, arg in enumerate(args) if _same(tensor, arg)), None) for tensor in saved]
-    return () if None in found else tuple(found)
+def _operands_among(saved: list[Tensor | None], args: tuple) -> tuple[int, ...]:
+    """Return which operands were saved if these are what a product needs: each for the other's gradient; else nothing.
+
+    More may have been saved before the next operator was called: by the operator, or by a user's function after it.
+    """
+    needed = tuple([at for at in (0, 1) if args[1 - at]._requires_grad])
+    seen = len(saved) == len(needed) and all(map(_same, saved, [args[at] for at in needed]))
+    return needed if seen else ()
 
 
 def _same(saved: Tensor | None, arg: Any) -> bool:

@@ -18,7 +18,7 @@ from hyper_parallel.core.activation_checkpoint import (
     is_recomputing,
 )
 from hyper_parallel.platform.mindspore import early_stop
-from hyper_parallel.platform.mindspore.autograd import recording, run_backward
+from hyper_parallel.platform.mindspore.autograd import Function, recording, run_backward
 from hyper_parallel.platform.mindspore.early_stop import Endings, _Place
 from hyper_parallel.platform.mindspore.memory import live_tensor_count
 
@@ -116,6 +116,70 @@ def test_a_matmul_that_saves_nothing_is_not_taken_for_the_one_that_does(other, l
     plain, block = value_and_grads(body, args, args), Block(body)
     for _ in range(3):
         assert_same(value_and_grads(block.call, args, args), plain)
+
+
+def check_calls(body, calls, wrt, value_and_grads, assert_same):
+    """One wrapper, whose replays learn of one kind of call what does not hold for another: each is as the plain one."""
+    call = checkpoint_wrapper(body)
+    for args in calls:
+        assert_same(value_and_grads(call, args, wrt), value_and_grads(body, args, wrt))
+
+
+def test_operands_that_are_one_tensor_do_not_tell_which_is_saved_first(leaf, value_and_grads, assert_same):
+    x, y = leaf(4, 4), leaf(4, 4)
+    calls = [(x, x), (x, x), (x, y), (x, y), (y, x), (x, x)]
+    check_calls(lambda a, b: mint.matmul(a, b) + a, calls, [x, y], value_and_grads, assert_same)
+
+
+def test_hooks_of_the_users_own_that_come_later(leaf, value_and_grads, assert_same):
+    """The matmul under them comes at the place, and with operands of the kind, of the one that was learned."""
+
+    def body(x, v, w, hooked):
+        y = v
+        if hooked:
+            with _own_hooks():
+                y = mint.matmul(x, v)
+        return mint.matmul(x + y, w) + x
+
+    tensors = [leaf(4, 4), leaf(4, 4), leaf(4, 4)]
+    calls = [(*tensors, hooked) for hooked in (False, False, True, True, False)]
+    check_calls(body, calls, tensors, value_and_grads, assert_same)
+
+
+class _TimesFrozen(Function):
+    """A user's function that saves, without calling an operator, what the matmul before it has saved."""
+
+    @staticmethod
+    def forward(ctx, x, frozen):
+        ctx.save_for_backward(frozen)
+        return x.data
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None
+
+
+def test_what_a_function_saves_is_not_taken_for_the_matmuls(leaf, rng, value_and_grads, assert_same):
+    frozen = Tensor(rng.randn(4, 4).astype(np.float32))
+
+    def body(x, own):
+        product = mint.matmul(x, frozen)
+        return _TimesFrozen.apply(product, frozen) if own else ops.tanh(product)
+
+    x = leaf(4, 4)
+    calls = [(x, own) for own in (True, True, False, False, True)]
+    check_calls(body, calls, [x], value_and_grads, assert_same)
+
+
+def test_a_block_that_catches_what_ends_its_replay(leaf, value_and_grads, assert_same):
+    def body(x, w):
+        try:
+            return mint.matmul(ops.tanh(x), w)
+        except Exception:
+            return x * w
+
+    x, w = leaf(4, 4), leaf(4, 4)
+    check_calls(body, [(x, w)] * 3, [x, w], value_and_grads, assert_same)
 
 
 def test_a_place_that_was_seen_in_two_ways_is_not_certain():

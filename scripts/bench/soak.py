@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,9 +24,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from pipeline.launch import python_path
 from scripts.bench.report import show_table, write_json
 from scripts.regression.cases import Case
-from scripts.workers import run_workers
+from scripts.workers import ROOT, run_workers
 
 WORKER = Path(__file__).with_name("soak_worker.py")
 CASE = "zb-h1/p4/v1/prefire/region/split/mlp"
@@ -79,7 +81,8 @@ def soak_workers(options: argparse.Namespace, folder: Path) -> list[Samples]:
 
 def soak_alone(options: argparse.Namespace, folder: Path) -> Samples:
     """The samples of the one process."""
-    subprocess.run([sys.executable, str(WORKER), *_arguments(options, folder)], check=True)
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
+    subprocess.run([sys.executable, str(WORKER), *_arguments(options, folder)], env=environment, check=True)
     return read(folder / "samples.alone.jsonl")
 
 

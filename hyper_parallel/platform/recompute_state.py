@@ -139,6 +139,7 @@ class ReplayFrame(Frame):
         "next_child",
         "next_record",
         "pending",
+        "plain_outputs",
         "stand_ins",
         "started",
         "stopper",
@@ -174,6 +175,7 @@ class ReplayFrame(Frame):
         self.stopper: Any = None
         self.stand_ins: list = [] if outer is None else outer.stand_ins
         self.pending: list = [] if outer is None else outer.pending
+        self.plain_outputs: list = [] if outer is None else outer.plain_outputs
 
     def satisfied(self) -> bool:
         """Return whether everything that an operator still waits for has been made (rule 4)."""

@@ -153,7 +153,7 @@ class BlockHandle(_RecomputeHandle):
                 frame.check_complete(len(self.placeholders))
         except Exception as error:
             self._undo(recompute_key, frame)
-            if isinstance(error, StartOver) or frame.learn_from(error):
+            if isinstance(error, StartOver) or frame.learn_from(error) or _learn_set(error, frame):
                 return False
             explanation = self._explanation(error, frame)
             if explanation is None:
@@ -197,6 +197,13 @@ class BlockHandle(_RecomputeHandle):
                 f"The replay of block '{self.invocation.block}' saved more tensors than the {len(self.placeholders)} "
                 "that the forward saved; make the block run the same operators in its replay as in its forward."
             )
+        if frame.plain_outputs and _CHANGES_LEAF in str(error):
+            names = ", ".join(sorted({f"'{region.name}'" for region in frame.plain_outputs}))
+            return RuntimeError(
+                f"Block '{self.invocation.block}' changed the output of an excluded region ({names}) in place, but the "
+                "replay gets that output as the forward's change left it, and would change it again; let the block "
+                "change a copy."
+            )
         misused = frame.misused_stand_in(str(error))
         return None if misused is None else misused.unsaved_output()
 
@@ -205,6 +212,21 @@ class BlockHandle(_RecomputeHandle):
         if self.engine_key is not None:
             super().clear_session(self.engine_key)
         self.engine_key = recompute_key
+
+
+_SETS_ELEMENTS = "Can not modify tensor id of input tensor"
+_CHANGES_LEAF = "leaf tensor that requires grad is being used in an inplace operator"
+"""What MindSpore says of `t[i] = v`, which gives `t` a new storage, and of `t.copy_(v)`, where `t` is a leaf."""
+
+
+def _learn_set(error: Exception, frame: ReplayFrame) -> bool:
+    """Return whether to start over with cached outputs that are no leaves, as the block sets elements of one."""
+    if _SETS_ELEMENTS not in str(error):
+        return False
+    regions = [region for region in frame.plain_outputs if not region.output_in_graph]
+    for region in regions:
+        region.output_in_graph = True
+    return bool(regions)
 
 
 class _HandleCollector(list):

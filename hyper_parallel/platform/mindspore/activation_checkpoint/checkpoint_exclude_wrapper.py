@@ -19,7 +19,7 @@ import functools
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mindspore import Parameter, Tensor, ops
@@ -57,7 +57,7 @@ from hyper_parallel.platform.mindspore.activation_checkpoint.output_mark import 
 )
 from hyper_parallel.platform.mindspore.activation_checkpoint.real_tensor import MarkMemory
 from hyper_parallel.platform.mindspore.activation_checkpoint.wrapped_cell import wrap_cell
-from hyper_parallel.platform.mindspore.autograd import node_of
+from hyper_parallel.platform.mindspore.autograd import Function, node_of
 from hyper_parallel.platform.mindspore.early_stop import stop_if_satisfied, stop_near_the_end
 from hyper_parallel.platform.nest import TENSOR, flatten
 from hyper_parallel.platform.recompute_state import (
@@ -90,6 +90,7 @@ class Region:
         self.finds_out = save_output == "auto"
         self.keep_inputs = keep_inputs
         self.output_needed = False
+        self.output_in_graph = False
         self.not_needed: weakref.WeakKeyDictionary[Any, set] = weakref.WeakKeyDictionary()
         self.memory = MarkMemory()
         self.warned = False
@@ -196,11 +197,11 @@ class Region:
                     frame.handle.bind(handle, leaf, frame.key)
         stop_if_satisfied(frame)
         if record.released or (record.output_needed and not record.saved):
-            return self._run_again(record, fn, args, kwargs, leaves)
+            return self._run_again(frame, record, fn, args, kwargs, leaves)
         set_rng_state(record.random_state)
         if not record.saved or (self.finds_out and self._tries_without(frame, record)):
             return frame.hand_out(UnsavedOutput(record))
-        outputs = record.output_nest.rebuild([_replayed(made, leaves) for made in record.outputs])
+        outputs = self._outputs(frame, record, record.outputs, leaves)
         stop_near_the_end(frame)
         return outputs
 
@@ -251,7 +252,15 @@ class Region:
             f"with {describe(record.keys, record.nests)}; make the block call it in its replay as in its forward."
         )
 
-    def _run_again(self, record: CallRecord, fn: Callable[..., Any], args: tuple, kwargs: dict, leaves: list) -> Any:
+    def _outputs(self, frame: ReplayFrame, record: CallRecord, made: Iterable[OutputLeaf], leaves: list) -> Any:
+        """Return the result of the skipped region. It is in the graph only if the block sets elements of it."""
+        if not self.output_in_graph:
+            frame.plain_outputs.append(self)
+        return record.output_nest.rebuild([_replayed(leaf, leaves, self.output_in_graph) for leaf in made])
+
+    def _run_again(
+        self, frame: ReplayFrame, record: CallRecord, fn: Callable[..., Any], args: tuple, kwargs: dict, leaves: list
+    ) -> Any:
         """Run the body in a replay that comes after the record was released, or that needs an output nobody saved."""
         stand_ins = [value for value in arguments(args, kwargs)[1] if type(value) is UnsavedOutput]
         if stand_ins:
@@ -274,7 +283,7 @@ class Region:
         made: list[Tensor] = []
         flatten(result, is_tensor, made)
         outputs = [leaf._replace(tensor=tensor) for leaf, tensor in zip(record.outputs, made)]
-        return record.output_nest.rebuild([_replayed(leaf, leaves) for leaf in outputs])
+        return self._outputs(frame, record, outputs, leaves)
 
 
 def _worked_on(leaf: Tensor) -> Tensor:
@@ -295,13 +304,27 @@ def _output_leaf(record: CallRecord, leaf: Tensor, marks: list[Mark]) -> OutputL
     return OutputLeaf(leaf.data if record.saved else None, None, leaf._requires_grad)
 
 
-def _replayed(made: OutputLeaf, inputs: list) -> Tensor:
+class _InGraph(Function):
+    """Gives a leaf a place in the graph. Never differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.data
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _replayed(made: OutputLeaf, inputs: list, in_graph: bool) -> Tensor:
     """Return one output of a skipped region; operators save for it what they saved in the forward."""
     if made.input_position is not None:
         return inputs[made.input_position]
     output = made.tensor.data
     if made.requires_grad:
         output.requires_grad_()
+        if in_graph:
+            return _InGraph.apply(output)
     return output
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from mindspore import Tensor
 
 from hyper_parallel.platform import get_platform
-from hyper_parallel.platform.mindspore.retention import forget_replayed, is_replayed, kept_tensors
+from hyper_parallel.platform.mindspore.retention import forget_replayed, kept_tensors
 
 _numbers = itertools.count()
 
@@ -29,6 +29,7 @@ class RecomputeSession:
     def __init__(self, *names: Any) -> None:
         self.id = (*names, next(_numbers))
         self.handles: list[Any] = []
+        self._waiting: list[Any] = []
         self._clear = weakref.finalize(self, get_platform().clear_recompute_session, self.id)
 
     @contextlib.contextmanager
@@ -36,13 +37,14 @@ class RecomputeSession:
         """Take the handles of all checkpointed blocks called inside."""
         with get_platform().recompute_handle_collector_ctx() as self.handles:
             yield
+        self._waiting = self.handles
 
     @contextlib.contextmanager
     def reading(self, retain: bool) -> Iterator[None]:
         """Read recomputed tensors of this session on this thread; `retain`: a later step reads them again."""
         with get_platform().recompute_session_ctx(self.id, retain_on_unpack=retain):
             yield
-        forget_replayed(self.handles, self.id)
+        self._waiting = forget_replayed(self._waiting, self.id)
 
     def replay(self, last: int | None = None) -> None:
         """Replay all blocks, or the `last` ones, that have not been replayed. Must be called inside `reading`."""
@@ -52,7 +54,7 @@ class RecomputeSession:
 
     def is_replayed(self) -> bool:
         """Whether no block is left to replay."""
-        return all(is_replayed(handle, self.id) for handle in self.handles)
+        return not self._waiting
 
     def tensors(self) -> Iterator[Tensor]:
         """What the session keeps alive."""
@@ -60,7 +62,7 @@ class RecomputeSession:
 
     def clear(self) -> None:
         """Let go of everything. May be called again."""
-        self.handles = []
+        self.handles = self._waiting = []
         self._clear()
 
 

@@ -187,10 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results and environment to FILE")
     parser.add_argument("--case", action="append", choices=CASES, help="only this case (may be given several times)")
     parser.add_argument(
-        "--rounds", type=int, default=9, help="whole and split backwards per figure at least (default 9)"
+        "--rounds", type=int, default=4, help="whole and split backwards per process and line at least (default 4)"
     )
     parser.add_argument("--seconds", type=float, default=2, help="time per process and line at least (default 2)")
-    parser.add_argument("--processes", type=int, default=5, help="processes per case (default 5)")
+    parser.add_argument("--processes", type=int, default=3, help="processes per case (default 3)")
     parser.add_argument("--held", type=int, default=4, help="micro-batches alive for the memory (default 4)")
     args = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")

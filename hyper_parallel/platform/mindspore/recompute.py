@@ -107,8 +107,7 @@ class BlockHandle(_RecomputeHandle):
     def recompute(self, recompute_key: Any) -> None:
         """Replay the block for `recompute_key`, once per key."""
         if self.is_recomputed.get(recompute_key):
-            super().recompute(recompute_key)
-            return
+            return  # at each saved tensor that is read; a session knows the handle since the replay
         session = _recompute_session.get()
         if session is None:
             self._forget_engine(recompute_key)

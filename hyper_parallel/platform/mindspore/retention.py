@@ -47,17 +47,20 @@ def reads_are_dropped() -> bool:
     return session is not None and not session.retain_on_unpack
 
 
-def is_replayed(handle: Any, session_id: Any) -> bool:
-    """Whether the block of `handle` has been replayed for the session."""
-    return bool(handle.is_recomputed.get(session_id))
+def forget_replayed(handles: Iterable[Any], session_id: Any) -> list[Any]:
+    """Let go of what only a replay reads (rule 2), for the blocks that had theirs. No other session may want them.
 
-
-def forget_replayed(handles: Iterable[Any], session_id: Any) -> None:
-    """Let go of what only a replay reads (rule 2), for the blocks that had theirs. No other session may want them."""
+    Returns:
+        the handles of the blocks that had none.
+    """
+    waiting = []
     for handle in handles:
-        if is_replayed(handle, session_id):
+        if handle.is_recomputed.get(session_id):
             handle.hybrid_args = handle.kwargs = handle.input_node = handle.recompute_fn = None
             handle.invocation.release()
+        else:
+            waiting.append(handle)
+    return waiting
 
 
 def kept_tensors(handles: Iterable[Any], session_id: Any) -> Iterator[Tensor]:

@@ -159,11 +159,6 @@ class _Arrived:
         """What arrived, per output of the operator; None if nothing did."""
         return self._seen.get(_GRADS)
 
-    def forget(self) -> None:
-        """Let go of all gradients."""
-        self._seen.clear()
-        self.passed_on = ()
-
     def note(self) -> Callable:
         """A hook before the branch: in dx it notes what arrives, in dw it gives that again (rule 9). No Python runs."""
         return functools.partial(self._seen.setdefault, _GRADS)
@@ -225,15 +220,10 @@ class _Branch:
         return [_Start(autograd.edge(node, at), node, grad) for at, grad in enumerate(grads) if grad is not None]
 
     def release(self) -> None:
-        """Let go of the operator, with what it saved, and of its gradients."""
+        """Let go of the operator, with what it saved, and of its gradients. No hook stays, as a model may hold it."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._node, self._behind, self._arrived = [], None, [], None
-
-    def forget(self) -> None:
-        """Let go of the gradients. The hooks go with the operator, as far as nobody else holds it."""
-        if self._arrived is not None:
-            self._arrived.forget()
 
 
 def _drop_reads(_: Gradients, __: Gradients) -> None:
@@ -320,7 +310,7 @@ class SplitBackward:
     def release(self) -> None:
         """Let go of the graph and of all gradients that wait."""
         for branch in self._branches:
-            branch.forget()
+            branch.release()
         self._outputs, self._starts, self._branches, self._early, self._inputs = None, [], [], {}, ()
 
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:

@@ -613,3 +613,34 @@ def test_gradients_that_waited_are_let_go_although_the_graph_lives_on() -> None:
     split.weights()
     gc.collect()
     assert live_tensor_count() <= before
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_a_graph_that_lives_on_has_no_hooks_left(failing: bool) -> None:
+    """A hook that notes the first gradient gives it again to any later backward over a graph that the model keeps."""
+    error: list[Exception] = []
+
+    def hook(grad: Tensor) -> Tensor:
+        if error:
+            raise error.pop()
+        return grad
+
+    x, kept, grad = leaf(4, 4), [], tensor(4, 4)
+
+    def fn(x: Tensor) -> Tensor:
+        h = ops.tanh(x)
+        h.register_hook(hook)
+        kept.append(mint.matmul(h, W))
+        return mint.matmul(kept[0], V)
+
+    _, split = recorded(fn, x)
+    if failing:
+        error.append(ValueError("planted"))
+        with pytest.raises(ValueError, match="planted"):
+            split.inputs(grad)
+    else:
+        split.inputs(grad)
+    split.release()
+    (first,) = autograd.run_backward(kept, [grad], [W], keep_graph=True)
+    (second,) = autograd.run_backward(kept, [grad * 2], [W], keep_graph=True)
+    assert_same([second], [first * 2])

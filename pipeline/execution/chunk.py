@@ -2,8 +2,8 @@
 
 1. A chunk owns one recompute session. Every step enters it on the thread that the step runs on, so each checkpointed
    block is replayed once, by whichever step needs it first.
-2. The session retains during recompute. A dx that replays retains what dw reads (split_backward, rule 4); one that
-   finds all blocks replayed retains everything to its end. Else each tensor is dropped as it is read.
+2. The session retains during recompute. dx retains what dw reads (split_backward, rule 4), whoever replayed the block.
+   Else each tensor is dropped as it is read.
 3. After dx only what dw reads is alive (split_backward, rule 5): a recomputed tensor lives as long as the operator that
    saved its placeholder.
 4. A step out of order raises ChunkError and changes nothing. A step that fails releases the chunk, restores the random
@@ -140,7 +140,7 @@ class Chunk:
     def backward_input(self, output_grads: Any = None) -> InputGrads:
         """dx: the gradients of the inputs only, as in `backward`. What dw needs is kept for `backward_weight`."""
         with self._step("backward_input", ChunkState.INPUT_DONE):
-            with self._session.reading(retain=self._session.is_replayed()):
+            with self._session.reading(retain=False):
                 input_grads = self._split.inputs(output_grads)
             aligned = self._aligned(input_grads)
             self._leaves = []

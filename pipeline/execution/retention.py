@@ -41,8 +41,11 @@ class RecomputeSession:
 
     @contextlib.contextmanager
     def reading(self, retain: bool) -> Iterator[None]:
-        """Read recomputed tensors of this session on this thread; `retain`: a later step reads them again."""
-        with get_platform().recompute_session_ctx(self.id, retain_on_unpack=retain):
+        """Read recomputed tensors of this session on this thread; `retain`: a later step reads them again.
+
+        Without a block there are none. The session then says that it retains, so that dx takes no care of reads.
+        """
+        with get_platform().recompute_session_ctx(self.id, retain_on_unpack=retain or not self.handles):
             yield
         self._waiting = forget_replayed(self._waiting, self.id)
 
@@ -51,10 +54,6 @@ class RecomputeSession:
         first = 0 if last is None else max(0, len(self.handles) - last)
         for handle in self.handles[first:]:
             get_platform().recompute_handle(handle, self.id)
-
-    def is_replayed(self) -> bool:
-        """Whether no block is left to replay."""
-        return not self._waiting
 
     def tensors(self) -> Iterator[Tensor]:
         """What the session keeps alive."""

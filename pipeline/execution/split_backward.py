@@ -9,8 +9,8 @@ The split is exact and computes nothing twice:
    engine run, and a weight that is used twice gets its parts added by the engine.
 3. Some operators (layer norm, a user's own function) compute the gradients of their weights together with that of their
    input. dx keeps these; dw starts behind the branch, and such an operator runs once.
-4. In a recompute session that drops what is read, dx keeps the tensors that a branch reads, for dw. In one that retains
-   what is read there is nothing to do: rule 5 frees what dw does not read.
+4. In a recompute session that drops what is read, dx keeps the tensors that a branch reads, for dw. One that retains
+   what is read keeps more than dw reads: a tensor that a branch saved holds the operator that made it, cut or not.
 5. After dx every edge along the input path is cut. From a branch dw therefore goes to weights only, although another
    branch may lie below it (`h = w(x); v(h) + w(v(h))`), and the operators between branches are freed with all that they
    saved: what is alive between dx and dw is what dw reads.

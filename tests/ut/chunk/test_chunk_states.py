@@ -246,6 +246,28 @@ def test_held_bytes_of_a_checkpointed_block(excluded: bool, expected: list[int],
     assert _held(lambda x: checkpoint(fn, x), SPLIT, [up, down], retention) == expected
 
 
+@pytest.mark.parametrize("last", [None, 1, 2])
+def test_after_dx_no_more_is_held_where_blocks_were_replayed_before(last: int | None) -> None:
+    """A saved tensor keeps the operator that made it: what that one saved must be dropped as it is read."""
+    weight = Parameter(Tensor(np.eye(4, dtype=np.float32)), name="weight")
+
+    def block(x: Tensor) -> Tensor:
+        h = mint.matmul(x, weight)
+        return mint.matmul(ops.silu(h) * ops.tanh(h), weight)
+
+    def held(*steps: Callable[[Chunk], None]) -> tuple[int, int]:
+        x, grad = micro_batch(0)
+        before = live_tensor_count()
+        chunk = Chunk(3, 0, [weight])
+        chunk.forward(lambda x: checkpoint(block, checkpoint(block, x)), x)
+        for step in steps:
+            step(chunk)
+        chunk.backward_input(grad)
+        return chunk.held_bytes(), live_tensor_count() - before
+
+    assert held(lambda chunk: chunk.recompute(last)) == held()
+
+
 def test_held_bytes_without_checkpoint_are_seen_once_and_known_afterwards() -> None:
     up, down = (Parameter(Tensor(np.eye(4, dtype=np.float32)), name=name) for name in ("up", "down"))
 

@@ -147,6 +147,9 @@ class _Path:
         return found
 
 
+_GRADS = "grads"
+
+
 class _Arrived:
     """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle."""
 
@@ -168,9 +171,6 @@ class _Arrived:
         if not self._seen:
             retain_reads(True)
         return self._seen.setdefault(_GRADS, grads)
-
-
-_GRADS = "grads"
 
 
 class _Branch:

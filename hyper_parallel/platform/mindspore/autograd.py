@@ -98,17 +98,21 @@ def children(node: Node) -> list[tuple[int, Node, int, int]]:
     return [(at, child, child._unique_id(), index) for at, (child, index) in edges if child is not None]
 
 
-def computes_what_is_asked(node: Node) -> bool:
-    """Whether the operator of `node` is known to compute only those of its inputs' gradients that are asked for.
+_COMPUTE_WHAT_IS_ASKED = frozenset(
+    {
+        *("Add", "AddExt", "BiasAdd", "Div", "Mul", "Sub", "SubExt"),
+        *("BatchMatMul", "BatchMatMulExt", "Dense", "MatMul", "MatMulExt"),
+    }
+)
+"""Operators that compute, of the gradients of their inputs, only those that are asked for."""
 
-    Many others do too. Some compute all at once (layer norm, a concatenation, a user's own function).
+
+def computes_what_is_asked(node: Node) -> bool:
+    """Whether the operator of `node` is known to compute only those gradients of its inputs that are asked for.
+
+    Others compute all at once, such as a layer norm, a concatenation, or a user's own function.
     """
     return not is_custom_function(node) and node.name() in _COMPUTE_WHAT_IS_ASKED
-
-
-_COMPUTE_WHAT_IS_ASKED = frozenset(
-    ("Add", "AddExt", "BatchMatMul", "BatchMatMulExt", "BiasAdd", "Dense", "MatMul", "MatMulExt", "Mul", "SubExt")
-)
 
 
 def output_count(node: Node) -> int:

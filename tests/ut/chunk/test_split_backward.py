@@ -580,7 +580,20 @@ def test_between_dx_and_dw_only_what_dw_reads_is_kept(prefired: bool) -> None:
 
 @pytest.mark.parametrize(
     "operator",
-    [mint.matmul, ops.matmul, mint.bmm, ops.bmm, ops.dense, mint.add, ops.add, mint.sub, ops.mul, ops.bias_add],
+    [
+        mint.matmul,
+        ops.matmul,
+        mint.bmm,
+        ops.bmm,
+        ops.dense,
+        mint.add,
+        ops.add,
+        mint.sub,
+        ops.sub,
+        mint.div,
+        ops.mul,
+        ops.bias_add,
+    ],
     ids=lambda operator: operator.__name__,
 )
 def test_operators_that_are_known_to_compute_what_is_asked_do(operator: Callable) -> None:

@@ -80,11 +80,12 @@ class _Path:
     """The graph below some outputs, and what leads where in it.
 
     Args:
+        roots: the nodes of the outputs.
         inputs: the leaf tensors whose gradients dx gives.
         weights: the parameters whose gradients dw gives.
     """
 
-    def __init__(self, inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> None:
+    def __init__(self, roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> None:
         self.to_input = {autograd.node_id(autograd.node_of(tensor)) for tensor in inputs}
         self.to_weight = {autograd.node_id(autograd.node_of(tensor)) for tensor in weights}
         self.nodes: dict[int, autograd.Node] = {}
@@ -93,8 +94,9 @@ class _Path:
         """Operators where weights leave the path, with the edges off it."""
         self.inner: list[tuple[autograd.Node, int]] = []
         """The edges along the path, from below: a node that an edge goes to comes before the node that has it."""
+        self._explore(roots)
 
-    def explore(self, roots: Iterable[autograd.Node]) -> None:
+    def _explore(self, roots: Iterable[autograd.Node]) -> None:
         """Walk the graph below `roots` once, depth first; on the way back mark what leads to an input or a weight."""
         nodes, all_edges = self.nodes, self.edges
         pending = [(autograd.node_id(node), node, False) for node in roots]
@@ -318,8 +320,7 @@ class SplitBackward:
         early: list[Parameter] = []
         while True:
             late = [weight for weight in self._trained if all(weight is not other for other in early)]
-            path = _Path((*self._inputs, *early), late)
-            path.explore(roots)
+            path = _Path(roots, (*self._inputs, *early), late)
             unreachable = path.below(path.unholdable())
             more = [weight for weight in late if autograd.node_id(autograd.node_of(weight)) in unreachable]
             if not more:

@@ -28,7 +28,7 @@ class PatientManager(_ProcessManager):
     def kill_all_processes(self) -> None:
         """Kill at once: msrun was interrupted, no worker knows of it."""
         super().kill_worker_processes()
-        super().kill_all_processes()
+        super().kill_all_processes()  # finds no worker left to wait for
 
     def kill_worker_processes(self) -> None:
         """Wait for the workers to end, and kill those that do not."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import ctypes
 import dis
 import importlib
 import inspect
@@ -88,22 +89,33 @@ def examine(time_out: float = 60.0, exchange: bool = True) -> list[Check]:
 
 
 def private_interfaces(folder: Path = _PLATFORM) -> list[str]:
-    """Return the dotted names in the ``PRIVATE_INTERFACES`` tuples of the files under ``folder``."""
+    """Return the names in the ``PRIVATE_INTERFACES`` tuples of the files under ``folder``."""
     names: set[str] = set()
     for file in sorted(folder.rglob("*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if any(isinstance(target, ast.Name) and target.id == "PRIVATE_INTERFACES" for target in targets):
                 names.update(ast.literal_eval(node.value))
-    return sorted(names, key=lambda name: name.rpartition("."))
+    return sorted(names, key=_owner_and_name)
 
 
-def interface_present(dotted: str) -> bool:
-    """Whether a dotted name can be reached: its longest importable front, then attributes.
+def _owner_and_name(interface: str) -> tuple[str, str]:
+    """The module, class or library that has an interface, and what it is called there."""
+    owner, _, name = interface.rpartition(":" if ":" in interface else ".")
+    return owner, name
 
-    The last name may also be an attribute that a class's ``__init__`` gives to its instances.
+
+def interface_present(interface: str) -> bool:
+    """Whether an interface can be reached.
+
+    Args:
+        interface: a dotted name, its longest importable front, then attributes; the last one may also be an attribute
+            that a class's ``__init__`` gives to its instances. Or ``library.so:name``, a name in one of MindSpore's
+            libraries.
     """
-    parts = dotted.split(".")
+    if ":" in interface:
+        return _in_library(*_owner_and_name(interface))
+    parts = interface.split(".")
     for length in range(len(parts), 0, -1):
         try:
             found = importlib.import_module(".".join(parts[:length]))
@@ -115,6 +127,14 @@ def interface_present(dotted: str) -> bool:
             found = getattr(found, name)
         return True
     return False
+
+
+def _in_library(library: str, name: str) -> bool:
+    try:
+        package = Path(importlib.import_module("mindspore").__file__).parent
+        return hasattr(ctypes.CDLL(str(package / "lib" / library)), name)
+    except (ImportError, OSError):
+        return False
 
 
 def _given_by_init(owner: Any) -> set[str]:
@@ -150,7 +170,7 @@ def _numpy() -> Check:
 def _interfaces(names: Iterable[str]) -> list[Check]:
     advice = "this MindSpore lacks an interface that the recompute or the pipeline needs: install mindspore==2.10.0"
     return [
-        Check(name, present, "present" if present else "missing", "" if present else advice, name.rpartition(".")[0])
+        Check(name, present, "present" if present else "missing", "" if present else advice, _owner_and_name(name)[0])
         for name, present in ((name, interface_present(name)) for name in names)
     ]
 
@@ -233,6 +253,6 @@ def _row(check: Check) -> tuple[bool, str, str]:
 
 def _row_of_owner(owner: str, checks: list[Check]) -> tuple[bool, str, str]:
     """All interfaces of one module or class in a row; the missing ones are marked."""
-    names = ((check.name.rpartition(".")[2], check.ok) for check in checks)
+    names = ((_owner_and_name(check.name)[1], check.ok) for check in checks)
     found = ", ".join(name if ok else f"[red]{name} is missing[/]" for name, ok in names)
     return all(check.ok for check in checks), owner, found

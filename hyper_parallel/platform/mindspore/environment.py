@@ -108,7 +108,8 @@ def prepare_process(target: Optional[str] = None) -> str:
 
     On CPU operators are launched on the calling thread: handing each one through MindSpore's waiting threads costs ten
     to thirty times as much there. The workers of a machine share its cores: more threads than that only wait for each
-    other. On Ascend the asynchronous launch stays: it is what keeps the device busy.
+    other, and where a worker has one thread, MindSpore's idle threads sleep at once (for this an operator is run).
+    On Ascend the asynchronous launch stays: it is what keeps the device busy.
     The Ascend branch is written from MindSpore's documentation and has not yet been run.
     """
     import mindspore
@@ -117,8 +118,12 @@ def prepare_process(target: Optional[str] = None) -> str:
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     mindspore.set_device(target)
     if target == "CPU":
+        from hyper_parallel.platform.mindspore.thread_pool import rest_when_idle
+
         mindspore.set_context(runtime_num_threads=_threads())
         mindspore.runtime.launch_blocking()
+        if _threads() == 1 and not worker_environment().is_scheduler:
+            rest_when_idle()
     return target
 
 

@@ -38,6 +38,9 @@ def test_every_interface_of_the_project_is_present() -> None:
         ("argparse.ArgumentParser.epilog.deeper", False),
         ("no_such_module.thing", False),
         ("os.path", True),
+        ("libmindspore_core.so:_ZN9mindspore10ThreadPool20SetSpinCountMinValueEv", True),
+        ("libmindspore_core.so:_ZN9mindspore10ThreadPool19SetSpinCountNoValueEv", False),
+        ("libno_such.so:main", False),
     ],
 )
 def test_presence(name: str, present: bool) -> None:

@@ -30,7 +30,7 @@ from pipeline.execution.trace import Trace
 from pipeline.execution.transport import Channel, Message, Transport
 from pipeline.execution.watch import Watch
 from pipeline.plan import Action, Kind, Plan
-from pipeline.plan.action import SENDS
+from pipeline.plan.action import RECEIVES, SENDS
 
 Hook = Callable[["Step", Action], None]
 
@@ -189,7 +189,7 @@ class Executor:
         rank: the row to run.
         stages: the stages of this rank.
         transport: sends and receives for these stages.
-        watch: is told which action runs.
+        watch: is told which action runs; of a receive it only takes note.
     """
 
     def __init__(
@@ -234,7 +234,8 @@ class Executor:
         self._transport.begin_step(self._expected)
         try:
             for position, action in enumerate(self.plan.rows[self.rank]):
-                self._watch.enter(position)
+                come_to = self._watch.pass_by if action.kind in RECEIVES else self._watch.enter
+                come_to(position)
                 self._run_action(step, action)
             self._watch.waits()
             self._transport.flush()

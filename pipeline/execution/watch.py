@@ -79,6 +79,14 @@ class Watch:
         self._waiting = True
         self._move(self._place._replace(position=position))
 
+    def pass_by(self, position: int) -> None:
+        """A receive's turn has come, which is only asked for.
+
+        The monitor hears of it with the next action or beat; a process that dies here is reported at the place before.
+        """
+        self._since = time.monotonic()
+        self._place = self._place._replace(position=position)
+
     def waits(self) -> None:
         """The rank waits for others."""
         self._since = time.monotonic()

@@ -39,6 +39,7 @@ class Kind(str, Enum):
 
 COMMUNICATION = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
+RECEIVES = COMMUNICATION - SENDS
 
 _SIMPLE = re.compile(r"(\d+)(F|R|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)(?::(\d+))?", re.ASCII)
 _OVERLAP = re.compile(r"\(([^()]*);([^()]*)\)OVERLAP_F_B", re.ASCII)

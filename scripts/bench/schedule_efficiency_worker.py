@@ -1,4 +1,4 @@
-"""One rank of the schedule bench: runs many plans on stages that wait in place of computing. Started by msrun."""
+"""One rank of the schedule bench: runs many plans whose actions wait in place of computing. Started by msrun."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ from hyper_parallel.core.activation_checkpoint import checkpoint_wrapper
 from hyper_parallel.platform.mindspore import communication
 from hyper_parallel.platform.mindspore.environment import end_with_parent, prepare_process
 from pipeline import PipelineStage, Schedule
-from pipeline.plan import Plan
+from pipeline.execution.executor import Step
+from pipeline.plan import Action, Costs, Kind, Plan
+from pipeline.plan.action import COMMUNICATION
+from pipeline.plan.durations import Durations
 from pipeline.plan.placement import mapping
+from scripts.bench.calibrated_wait import wait_until
 from scripts.bench.waiting import WaitBlock
 from scripts.workers import is_scheduler, reported
+
+WIDTH = 16
+WAITS = 0.75
+"""The part of an action that its block waits; the rest is for the chunk's own work, and waited for if there is any."""
+COMPUTE = tuple(kind for kind in Kind if kind not in COMMUNICATION)
 
 
 class Stage(nn.Cell):
@@ -27,7 +36,7 @@ class Stage(nn.Cell):
 
     def __init__(self, index: int, stages: int, seconds: float, checkpointed: bool) -> None:
         super().__init__(auto_prefix=False)
-        self.block = WaitBlock(f"block{index}", seconds)
+        self.block = WaitBlock(f"block{index}", WAITS * seconds)
         self.call = checkpoint_wrapper(self.block) if checkpointed else self.block
         self.is_last = index == stages - 1
 
@@ -35,6 +44,28 @@ class Stage(nn.Cell):
         """Map a tensor to the same shape, or to a scalar."""
         x = self.call(x)
         return x.mean() if self.is_last else x
+
+
+class FullLength:
+    """Runs each action and then waits until it has taken what the simulator is told that it takes.
+
+    Args:
+        plan: whose actions are run.
+        seconds: that F, R, dx and dw take, each.
+    """
+
+    def __init__(self, plan: Plan, seconds: float) -> None:
+        self._durations = Durations(plan, Costs(seconds, seconds, seconds, seconds))
+        self.parts: dict[str, list[float]] = {kind.name: [] for kind in COMPUTE}
+        """By kind of action, what part of its time each one needed: more than 1 if it did more than it should."""
+
+    def hook(self, step: Step, action: Action) -> None:
+        """What the executor calls for each action that computes."""
+        start, duration = time.perf_counter(), self._durations.of(action)
+        step.run_default(action)
+        if duration:  # a lazy R replays nothing
+            self.parts[action.kind.name].append((time.perf_counter() - start) / duration)
+            wait_until(start + duration)
 
 
 def read_plan(description: dict[str, Any]) -> Plan:
@@ -50,7 +81,7 @@ def message_seconds(world: communication.World, rest: float, rounds: int = 20) -
     partner = world.rank ^ 1
     if partner >= world.size:
         return 0.0
-    tensor, times = Tensor(np.ones((1, 16), np.float32)), []
+    tensor, times = Tensor(np.ones((1, WIDTH), np.float32)), []
     for _ in range(rounds):
         if world.rank < partner:
             time.sleep(rest)
@@ -67,18 +98,22 @@ def measure(description: dict[str, Any], seconds: float, repeats: int, world: co
     """Run a plan once to warm up and then `repeats` times.
 
     Returns:
-        For each step when this rank started and ended, in seconds of the machine's clock, and the runs of each block.
+        For each step when this rank started and ended, in seconds of the machine's clock; the runs of each block; and
+        by kind of action what part of its time it needed, the median.
     """
     plan = read_plan(description)
     indices = plan.placement.stages_of(world.rank)
     cells = [Stage(index, plan.stages, seconds, description["checkpointed"]) for index in indices]
     stages = [PipelineStage(cell, index, plan.stages) for cell, index in zip(cells, indices)]
-    schedule = Schedule(plan, stages, world=world)
-    x = Tensor(np.ones((plan.micro_batches, 16), np.float32))
+    schedule, full_length = Schedule(plan, stages, world=world), FullLength(plan, seconds)
+    for kind in COMPUTE:
+        schedule.register(kind, full_length.hook)
+    x = Tensor(np.ones((plan.micro_batches, WIDTH), np.float32))
     times = [_step(schedule, x, world) for _ in range(repeats + 1)][1:]
     schedule.close()
     runs = [cell.block.runs / plan.micro_batches / (repeats + 1) for cell in cells]
-    return {"name": description["name"], "mode": description["mode"], "times": times, "runs": runs}
+    parts = {kind: statistics.median(some) for kind, some in full_length.parts.items() if some}
+    return {"name": description["name"], "mode": description["mode"], "times": times, "runs": runs, "parts": parts}
 
 
 def _step(schedule: Schedule, x: Tensor, world: communication.World) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from mindspore import Tensor, nn
 
 from hyper_parallel.core.activation_checkpoint import checkpoint_wrapper
 from hyper_parallel.platform.mindspore import communication
+from hyper_parallel.platform.mindspore.autograd import recording
 from hyper_parallel.platform.mindspore.environment import end_with_parent, prepare_process
 from pipeline import PipelineStage, Schedule
 from pipeline.execution.executor import Step
@@ -109,6 +110,7 @@ def measure(description: dict[str, Any], seconds: float, repeats: int, world: co
     for kind in COMPUTE:
         schedule.register(kind, full_length.hook)
     x = Tensor(np.ones((plan.micro_batches, WIDTH), np.float32))
+    x.requires_grad_()
     times = [_step(schedule, x, world) for _ in range(repeats + 1)][1:]
     schedule.close()
     runs = [cell.block.runs / plan.micro_batches / (repeats + 1) for cell in cells]
@@ -119,7 +121,8 @@ def measure(description: dict[str, Any], seconds: float, repeats: int, world: co
 def _step(schedule: Schedule, x: Tensor, world: communication.World) -> tuple[float, float]:
     communication.barrier(world)
     start = time.monotonic()
-    schedule.run(x)
+    with recording():  # the parts of x need a gradient as x does: the simulator counts a dx for the first stage, too
+        schedule.run(x)
     end = time.monotonic()
     schedule.gradients()
     return start, end

@@ -139,6 +139,8 @@ def main() -> None:
         steps = [(case, pipeline.step()) for _ in range(options.repeats) for case, pipeline in pipelines]
         risen = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         peer_case.write_answer(options.folder, world.rank, steps, risen, version=ms.__version__, pid=os.getpid())
+        for _, pipeline in pipelines:
+            pipeline.schedule.close()
 
 
 if __name__ == "__main__":

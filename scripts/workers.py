@@ -62,6 +62,13 @@ def is_scheduler() -> bool:
     return os.environ.get("MS_ROLE") == "MS_SCHED"
 
 
+def hold_to_a_core() -> None:
+    """Hold this worker to one core: OMP_NUM_THREADS alone does not keep MindSpore's matmul from using more."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ.get("RANK_ID", "0")) % len(cores)]})
+
+
 @contextmanager
 def reported(rank: int) -> Iterator[None]:
     """Tell the watching job how the work of this rank ended."""

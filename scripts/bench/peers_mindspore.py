@@ -20,7 +20,7 @@ from pipeline.plan import insert_recompute, make_plan
 from scripts.bench import peer_case
 from scripts.bench.peer_case import Case, Step
 from scripts.bench.waiting import WaitBlock
-from scripts.workers import is_scheduler, reported
+from scripts.workers import hold_to_a_core, is_scheduler, reported
 
 PLAN_NAMES = {"1F1B": "1f1b", "ZB-H1": "zb-h1", "ZB-V": "zb-v"}
 
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
     end_with_parent()
+    hold_to_a_core()
     prepare_process()
     world = communication.init()
     if is_scheduler():

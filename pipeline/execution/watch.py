@@ -9,8 +9,7 @@
    stays for a moment, so that no connection is torn down with the news in it.
 4. A rank whose own action raised ends by that exception, so that the user's code may still clean up, but no later than
    `GRACE` seconds after it. All others end at once, from the thread: their main thread may be blocked in MindSpore.
-5. A rank that leaves between two steps ends the others only if they begin another step, or are `LEAVING` seconds later
-   still in one: a rank may leave a step, and its process end, a little before the others leave that step.
+5. A rank that leaves between two steps ends the others only if they are in a step or begin one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from pipeline.launch import mark_failed
 GRACE = 10.0
 ECHO = 3.0
 LINGER = 0.5
-LEAVING = 2.0
 BEAT = 1.0
 
 
@@ -53,7 +51,6 @@ class Watch:
         self._waiting = False
         self._raising = False
         self._gone: Failure | None = None
-        self._gone_since = 0.0
         self._decided: Failure | None = None
         self._told = threading.Event()
         self._leaving = False
@@ -76,8 +73,6 @@ class Watch:
     def begin(self, plan: int) -> None:
         """A step of one of the plans starts."""
         self._move(Place(plan, None, True, "at the start of a step"))
-        if self._gone is not None:
-            self._end(self._gone)
 
     def enter(self, position: int) -> None:
         """An action's turn has come. It may have to wait."""
@@ -138,6 +133,8 @@ class Watch:
         self._since = time.monotonic()
         if self._line is not None:
             self._line.send({"place": place})
+        if self._gone is not None and place.busy:
+            self._end(self._gone)
 
     def _wait_for_go(self) -> None:
         while self._line.open:
@@ -163,36 +160,27 @@ class Watch:
                 rank_0 = Place(*message.get("here", rank_0))
                 self._hear(message)
             if not self._line.open:
-                return None if self._leaving else self._go_on_without_rank_0(rank_0)
+                if self._leaving:
+                    return None
+                return self._lose(self._reporter.failure(0, rank_0, GONE), rank_0.busy)
             if now - heard > self._timeout:
                 self._end(self._reporter.failure(0, rank_0, silence(self._timeout)))
             if now - beat > BEAT and not self._leaving:
                 beat = now
                 self._line.send({"place": self._place})
             self._look_at_this_rank(now)
-            self._look_for_the_gone(now)
-
-    def _go_on_without_rank_0(self, place: Place) -> None:
-        """What the thread does when the monitor's connection is closed: rank 0 was last heard of at `place`."""
-        self._lose(self._reporter.failure(0, place, GONE))
-        while not self._leaving:
-            time.sleep(INTERVAL)
-            self._look_for_the_gone(time.monotonic())
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "failure" in message:
             self._end(Failure(**message["failure"]))
         elif "gone" in message:
-            self._lose(Failure(**message["gone"]))
+            self._lose(Failure(**message["gone"]), False)
 
-    def _lose(self, failure: Failure) -> None:
+    def _lose(self, failure: Failure, was_busy: bool) -> None:
         """A rank is gone. Nobody misses it if no step is under way."""
-        self._gone, self._gone_since = failure, time.monotonic()
-
-    def _look_for_the_gone(self, now: float) -> None:
-        """End if a step is still under way without the rank that is gone (rule 5)."""
-        if self._gone is not None and self._place.busy and now - self._gone_since > LEAVING:
-            self._end(self._gone)
+        self._gone = failure
+        if was_busy or self._place.busy:
+            self._end(failure)
 
     def _look_at_this_rank(self, now: float) -> None:
         """Report an action that takes too long; the monitor's answer ends this rank as all others."""

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
-import pytest
-
-from pipeline.execution.faults import Failure, Place, Reporter, marked_row
+from pipeline.execution.faults import Place, Reporter, marked_row
 from pipeline.execution.grid import RankGrid
-from pipeline.execution.watch import LEAVING, Watch
 from pipeline.plan import insert_communication, make_plan
 
 PLAN = insert_communication(make_plan("1f1b", 4, 8))
@@ -38,43 +33,3 @@ def test_a_failure_between_two_steps() -> None:
     failure = Reporter([PLAN], RankGrid(4)).failure(3, Place(0, None, False, "between two steps"), "gone")
     assert failure.message.startswith("rank 3, between two steps: gone\n  row 3 of plan 1f1b: ")
     assert (failure.stage, failure.action) == (None, None)
-
-
-class Ended(Exception):
-    """Raised in place of ending the process."""
-
-
-@pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """The watch of rank 1 of a job that has just lost rank 3 between two steps."""
-
-    def end(_: Watch, failure: Failure) -> None:
-        raise Ended(failure.message)
-
-    monkeypatch.setattr(Watch, "_end", end)
-    watch = Watch(1, 60.0, Reporter([PLAN], RankGrid(4)))
-    watch.begin(0)
-    watch.enter(0)
-    failure = Reporter([PLAN], RankGrid(4)).failure(3, Place(0, None, False, "between two steps"), "gone")
-    watch._hear({"gone": failure.to_json()})
-    return watch
-
-
-def test_a_rank_may_leave_a_step_a_little_later_than_one_that_is_gone(watch: Watch) -> None:
-    watch.enter(1)
-    watch.gather()
-    watch._look_for_the_gone(time.monotonic() + 0.9 * LEAVING)
-    watch.leave()
-    watch._look_for_the_gone(time.monotonic() + 1000)
-
-
-def test_a_rank_that_stays_in_the_step_ends(watch: Watch) -> None:
-    watch.enter(1)
-    with pytest.raises(Ended, match="rank 3, between two steps: gone"):
-        watch._look_for_the_gone(time.monotonic() + 1.1 * LEAVING)
-
-
-def test_a_rank_that_begins_a_step_without_one_that_is_gone_ends(watch: Watch) -> None:
-    watch.leave()
-    with pytest.raises(Ended, match="rank 3, between two steps: gone"):
-        watch.begin(0)

@@ -123,9 +123,10 @@ def prepare_process(target: Optional[str] = None) -> str:
     if target == "CPU":
         from hyper_parallel.platform.mindspore.thread_pool import rest_when_idle
 
-        mindspore.set_context(runtime_num_threads=_threads())
+        threads = _threads()
+        mindspore.set_context(runtime_num_threads=threads)
         mindspore.runtime.launch_blocking()
-        if _threads() == 1 and not worker_environment().is_scheduler:
+        if threads == 1 and not worker_environment().is_scheduler:
             rest_when_idle()
     gc.collect()
     gc.freeze()

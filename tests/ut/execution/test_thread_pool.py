@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hyper_parallel.platform.mindspore import thread_pool
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import os
 import time
@@ -43,13 +42,9 @@ for threads in ("2", "1"):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the threads' CPU time from /proc")
-def test_the_pool_of_a_worker_with_one_thread_sleeps_when_idle() -> None:
+def test_the_pool_of_a_worker_with_one_thread_sleeps_when_idle(words_of: Callable[[str], list[str]]) -> None:
     """CPU seconds of the pool's threads in the half second after some operators, with two threads and with one."""
-    environment = {"PYTHONPATH": str(ROOT), "GLOG_v": "3", "PATH": ""}
-    output = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=120
-    ).stdout.split()
-    with_two_threads, with_one = map(float, output)
+    with_two_threads, with_one = map(float, words_of(PROGRAM))
     assert with_two_threads > 0.02 > with_one
 
 
@@ -64,5 +59,5 @@ def test_without_a_name_in_the_library_nothing_is_done(name: str, monkeypatch: p
 
 
 def test_without_the_library_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_pool, "_LIBRARY", ROOT / "libno_such.so")
+    monkeypatch.setattr(thread_pool, "_LIBRARY", Path("libno_such.so"))
     assert thread_pool.rest_when_idle() is False

@@ -63,10 +63,15 @@ def is_scheduler() -> bool:
 
 
 def hold_to_a_core() -> None:
-    """Hold this worker to one core: OMP_NUM_THREADS alone does not keep MindSpore's matmul from using more."""
+    """Hold this process to one core: OMP_NUM_THREADS alone does not keep MindSpore's matmul from using more.
+
+    A process that is no worker gets the last core, workers get one after the other, counted back from it.
+    """
+    from hyper_parallel.platform.mindspore.environment import worker_environment  # imports MindSpore, as workers do
+
     if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(os.environ.get("RANK_ID", "0")) % len(cores)]})
+        cores = sorted(os.sched_getaffinity(0), reverse=True)
+        os.sched_setaffinity(0, {cores[worker_environment().rank % len(cores)]})
 
 
 @contextmanager

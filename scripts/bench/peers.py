@@ -2,10 +2,10 @@
 
     python scripts/bench/peers.py --torch-python venv-torch/bin/python --json peers.json
 
-16 residual MLP blocks x + W2 relu(W1 rmsnorm(x)), width 256, inner width 1024, float32, on 4 ranks with one thread
-each (MindSpore keeps to it only where it has one core, so rank r is held to core r, counted round), 8 micro-batches of
-256 tokens. Schedules: 1F1B, ZB-H1 (torch: interleaved zero bubble, two stages a rank) and
-ZB-V. Modes: no checkpointing; every block recomputed; and, here only, recomputed without the second matmul ("exclude").
+16 residual MLP blocks x + W2 relu(W1 rmsnorm(x)), width 256, inner width 1024, float32, on 4 ranks with one thread each
+(MindSpore keeps to it only where it has one core, so its workers are held to one each), 8 micro-batches of 256 tokens.
+Schedules: 1F1B, ZB-H1 (torch: interleaved zero bubble, two stages a rank) and ZB-V. Modes: no checkpointing; every
+block recomputed; and, here only, recomputed without the second matmul ("exclude").
 
 Step times come from jobs that run all cases of a peer interleaved, step by step; the peers' jobs alternate over some
 rounds. Peak memory is the rise of the resident size over the state before the first step, on the rank where it is

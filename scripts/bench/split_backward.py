@@ -42,6 +42,7 @@ from hyper_parallel.platform.mindspore import autograd
 from hyper_parallel.platform.mindspore.environment import prepare_process
 from hyper_parallel.platform.mindspore.memory import MIB, memory_meter
 from pipeline.execution.chunk import Chunk
+from scripts.workers import hold_to_a_core
 
 Row = dict[str, Any]
 
@@ -183,8 +184,7 @@ def memory_rows(case: str, held: int) -> list[Row]:
 
 
 def _prepare() -> None:
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    hold_to_a_core()
     prepare_process()
 
 

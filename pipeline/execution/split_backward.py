@@ -72,10 +72,6 @@ class _Output:
         return _Start(self.root, self.node, grad)
 
 
-_Edge = tuple[int, int, int]
-"""Position of the edge at its node, id of the node that it goes to, that node's output index."""
-
-
 class _Path:
     """The graph below some outputs, and what leads where in it.
 
@@ -87,65 +83,40 @@ class _Path:
 
     def __init__(self, roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> None:
         self.to_input = {autograd.node_id(autograd.node_of(tensor)) for tensor in inputs}
-        self.to_weight = {autograd.node_id(autograd.node_of(tensor)) for tensor in weights}
-        self.nodes: dict[int, autograd.Node] = {}
-        self.edges: dict[int, list[_Edge]] = {leaf: [] for leaf in self.to_input | self.to_weight}
-        self.branches: list[tuple[autograd.Node, list[_Edge]]] = []
+        to_weight = {autograd.node_id(autograd.node_of(tensor)) for tensor in weights} - self.to_input
+        self._nodes = autograd.nodes_below(roots, self.to_input | to_weight)
+        self.branches: list[tuple[autograd.Node, list[autograd.Edge]]] = []
         """Operators where weights leave the path, with the edges off it."""
-        self.inner: list[tuple[autograd.Node, int]] = []
+        self._inner: list[tuple[autograd.Node, int]] = []
         """The edges along the path, from below: a node that an edge goes to comes before the node that has it."""
-        self._explore(roots)
-
-    def _explore(self, roots: Iterable[autograd.Node]) -> None:
-        """Walk the graph below `roots` once, depth first; on the way back mark what leads to an input or a weight."""
-        nodes, all_edges = self.nodes, self.edges
-        pending = [(autograd.node_id(node), node, False) for node in roots]
-        while pending:
-            key, node, below_is_done = pending.pop()
-            nodes[key] = node
-            if below_is_done:
-                self._mark(key, node)
-            elif key not in all_edges:
-                pending.append((key, node, True))
-                edges = all_edges[key] = []
-                for at, child, child_key, index in autograd.children(node):
-                    edges.append((at, child_key, index))
-                    if child_key not in nodes:
-                        pending.append((child_key, child, False))
-
-    def _mark(self, key: int, node: autograd.Node) -> None:
-        to_input, to_weight = self.to_input, self.to_weight
-        off = []
-        for edge in self.edges[key]:
-            if edge[1] in to_input:
-                self.inner.append((node, edge[0]))
-                to_input.add(key)
-            elif edge[1] in to_weight:
-                off.append(edge)
-            if edge[1] in to_weight:
+        for key, node, edges in self._nodes:
+            off, on_path = [], False
+            for edge in edges:
+                if edge[2] in self.to_input:
+                    on_path = True
+                    self._inner.append((node, edge[0]))
+                elif edge[2] in to_weight:
+                    off.append(edge)
+            if on_path:
+                self.to_input.add(key)
+                if off:
+                    self.branches.append((node, off))
+            elif off:
                 to_weight.add(key)
-        if off and key in to_input:
-            self.branches.append((node, off))
 
     def cut(self) -> None:
         """Rule 5. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
-        for node, at in self.inner:
+        for node, at in self._inner:
             autograd.cut_edge(node, at)
 
-    def unholdable(self) -> list[int]:
-        """Rule 8: the custom functions off the path that only a custom function on it holds."""
+    def unreachable(self) -> set[int]:
+        """Rule 8: custom functions off the path that only a custom function on it holds, and all below. Their ids."""
         custom = autograd.is_custom_function
-        children = [child for node, off in self.branches if custom(node) for _, child, _ in off]
-        return [child for child in children if custom(self.nodes[child])]
-
-    def below(self, keys: Iterable[int]) -> set[int]:
-        """The ids of these nodes and of all below them."""
-        found, pending = set(), list(keys)
-        while pending:
-            key = pending.pop()
-            if key not in found:
-                found.add(key)
-                pending.extend(child for _, child, _ in self.edges[key])
+        found = {key for node, off in self.branches if custom(node) for _, child, key, _ in off if custom(child)}
+        if found:
+            for key, _, edges in reversed(self._nodes):
+                if key in found:
+                    found.update(child_key for _, _, child_key, _ in edges)
         return found
 
 
@@ -179,19 +150,19 @@ class _Branch:
     """An operator where weights leave the input path.
 
     Args:
-        path: where it lies.
         node: the operator.
         edges: those off the path.
         drops: whether the session drops what is read (rule 4).
     """
 
-    def __init__(self, path: _Path, node: autograd.Node, edges: list[_Edge], drops: bool) -> None:
+    def __init__(self, node: autograd.Node, edges: list[autograd.Edge], drops: bool) -> None:
         self._node = node
         self._arrived = arrived = _Arrived()
         self._hooks = [autograd.before_node(node, arrived.note_and_retain if drops else arrived.note())]
-        self._behind = [] if autograd.computes_what_is_asked(node) else [(path.nodes[key], at) for _, key, at in edges]
-        if self._behind:
-            to_weights = [at for at, _, _ in edges]
+        self._behind: list[autograd.Edge] = []
+        if not autograd.computes_what_is_asked(node):
+            self._behind = edges
+            to_weights = [at for at, _, _, _ in edges]
 
             def keep(passed_on: Gradients, _: Gradients) -> None:
                 """In dx keep what goes to weights, and of the rest nothing (rule 3)."""
@@ -206,20 +177,25 @@ class _Branch:
 
         What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
         """
-        grads = self._arrived.grads
+        node, grads = self._node, self._arrived.grads
         if grads is None:
             self.release()
             return []
-        pairs = zip(self._behind, self._arrived.passed_on)
-        given = [_Start(autograd.edge(node, index), node, grad) for (node, index), grad in pairs if grad is not None]
-        if self._behind and (len(given) == len(self._behind) or autograd.is_custom_function(self._node)):
-            self.release()
-            return given
+        if self._behind:
+            given = self._behind_it()
+            if len(given) == len(self._behind) or autograd.is_custom_function(node):
+                self.release()
+                return given
+            self._arrived.passed_on = ()
         while len(self._hooks) > 1:
             self._hooks.pop().remove()
-        self._arrived.passed_on = ()
-        node = self._node
         return [_Start(autograd.edge(node, at), node, grad) for at, grad in enumerate(grads) if grad is not None]
+
+    def _behind_it(self) -> list[_Start]:
+        pairs = zip(self._behind, self._arrived.passed_on)
+        return [
+            _Start(autograd.edge(child, index), child, grad) for (_, child, _, index), grad in pairs if grad is not None
+        ]
 
     def release(self) -> None:
         """Let go of the operator, with what it saved, and of its gradients. No hook stays, as a model may hold it."""
@@ -275,7 +251,7 @@ class SplitBackward:
         path, early = self._path([start.node for start in given])
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         drops = reads_are_dropped()
-        self._branches = [_Branch(path, node, edges, drops) for node, edges in path.branches]
+        self._branches = [_Branch(node, edges, drops) for node, edges in path.branches]
         grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
         path.cut()
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
@@ -318,14 +294,14 @@ class SplitBackward:
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:
         """The input path, and the weights that rule 8 makes inputs of it."""
         early: list[Parameter] = []
+        late: Sequence[Parameter] = self._trained
         while True:
-            late = [weight for weight in self._trained if all(weight is not other for other in early)]
             path = _Path(roots, (*self._inputs, *early), late)
-            unreachable = path.below(path.unholdable())
-            more = [weight for weight in late if autograd.node_id(autograd.node_of(weight)) in unreachable]
-            if not more:
+            unreachable = path.unreachable()
+            if not unreachable:
                 return path, early
-            early += more
+            early += [weight for weight in late if autograd.node_id(autograd.node_of(weight)) in unreachable]
+            late = [weight for weight in late if autograd.node_id(autograd.node_of(weight)) not in unreachable]
 
     def _given(self, output_grads: Any) -> list[_Start]:
         """Where the backward starts: at every output that needs a gradient and is given one."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mindspore import Tensor, ops
@@ -48,6 +48,9 @@ one_thread = threading.RLock()
 
 Node = Any
 """A node of the autograd graph: MindSpore's BackwardNode, or the `_Function` object of a custom function."""
+
+Edge = tuple[int, Node, int, int]
+"""An operator's input, the node that its gradient goes to, that node's id, and which of that node's outputs it is."""
 
 
 @contextlib.contextmanager
@@ -92,10 +95,34 @@ def next_edges(node: Node) -> tuple[tuple[Node | None, int], ...]:
     return node.next_functions
 
 
-def children(node: Node) -> list[tuple[int, Node, int, int]]:
-    """The edges of `node` that a gradient goes along: its input, the node there, that node's id, that node's output."""
-    edges = enumerate(node.next_functions)
-    return [(at, child, child._unique_id(), index) for at, (child, index) in edges if child is not None]
+def nodes_below(roots: Iterable[Node], leaves: Iterable[int]) -> list[tuple[int, Node, list[Edge]]]:
+    """What gradients that start at `roots` reach: each node after those that its edges go to.
+
+    Args:
+        roots: nodes.
+        leaves: ids of nodes not to look at.
+
+    Returns:
+        per node its id, itself, and the edges that a gradient goes along.
+    """
+    found, seen = [], set(leaves)
+    pending: list[tuple[int, Node, list[Edge] | None]] = [(node._unique_id(), node, None) for node in roots]
+    while pending:
+        entry = pending.pop()
+        key, node, edges = entry
+        if edges is not None:
+            found.append(entry)
+        elif key not in seen:
+            seen.add(key)
+            edges = []
+            pending.append((key, node, edges))
+            for at, (child, index) in enumerate(node.next_functions):
+                if child is not None:
+                    child_key = child._unique_id()
+                    edges.append((at, child, child_key, index))
+                    if child_key not in seen:
+                        pending.append((child_key, child, None))
+    return found
 
 
 _COMPUTE_WHAT_IS_ASKED = frozenset(

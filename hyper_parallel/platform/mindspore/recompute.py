@@ -269,19 +269,19 @@ def current_recompute_key() -> Any:
     return engine if engine != -1 else uuid.uuid4().int
 
 
-@contextlib.contextmanager
-def recompute_session_ctx(session_id: Any = None, retain_on_unpack: bool = False) -> Iterator[Any]:
+def recompute_session_ctx(
+    session_id: Any = None, retain_on_unpack: bool = False
+) -> contextlib.AbstractContextManager[Any]:
     """Share one recomputation between all backward passes that enter the session on their thread.
 
     Args:
         session_id: Key of the session; None makes a new one.
         retain_on_unpack: Whether reading a recomputed tensor keeps it for a later pass.
 
-    Yields:
-        The key.
+    Returns:
+        The context to enter; it gives the key.
     """
-    with _recompute_session_ctx(session_id, retain_on_unpack) as key:
-        yield key
+    return _recompute_session_ctx(session_id, retain_on_unpack)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ The split is exact and computes nothing twice:
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
@@ -120,30 +119,28 @@ class _Path:
         return found
 
 
-_GRADS = "grads"
-
-
 class _Arrived:
     """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle."""
 
+    __slots__ = ("grads", "passed_on")
+
     def __init__(self) -> None:
-        self._seen: dict[str, Gradients] = {}
+        self.grads: Gradients | None = None
+        """What arrived, per output of the operator; None if nothing did."""
         self.passed_on: Gradients = ()
 
-    @property
-    def grads(self) -> Gradients | None:
-        """What arrived, per output of the operator; None if nothing did."""
-        return self._seen.get(_GRADS)
-
-    def note(self) -> Callable:
-        """A hook before the branch: in dx it notes what arrives, in dw it gives that again (rule 9). No Python runs."""
-        return functools.partial(self._seen.setdefault, _GRADS)
+    def note(self, grads: Gradients) -> Gradients:
+        """The hook before the branch: in dx it notes what arrives, in dw it gives that again (rule 9)."""
+        if self.grads is None:
+            self.grads = grads
+        return self.grads
 
     def note_and_retain(self, grads: Gradients) -> Gradients:
-        """The same in a session that drops what is read: what the branch reads is kept."""
-        if not self._seen:
+        """The same in a session that drops what is read: what the branch reads in dx is kept."""
+        if self.grads is None:
+            self.grads = grads
             retain_reads(True)
-        return self._seen.setdefault(_GRADS, grads)
+        return self.grads
 
 
 class _Branch:
@@ -158,7 +155,7 @@ class _Branch:
     def __init__(self, node: autograd.Node, edges: list[autograd.Edge], drops: bool) -> None:
         self._node = node
         self._arrived = arrived = _Arrived()
-        self._hooks = [autograd.before_node(node, arrived.note_and_retain if drops else arrived.note())]
+        self._hooks = [autograd.before_node(node, arrived.note_and_retain if drops else arrived.note)]
         self._behind: list[autograd.Edge] = []
         if not autograd.computes_what_is_asked(node):
             self._behind = edges

@@ -5,8 +5,9 @@ The split is exact and computes nothing twice:
 
 1. An operator lies on the input path when its gradient leads to an input. dx runs these operators only.
    A weight leaves the path at a branch: an operator on the path with an edge off the path that leads to a weight.
-2. dx keeps, at each branch, the gradient that arrived there in full. So dw starts at all branches at once, in ONE
-   engine run, and a weight that is used twice gets its parts added by the engine.
+2. dx notes, at each branch, the gradient that arrived there in full. So dw starts at all branches at once, in ONE
+   engine run, and a weight that is used twice gets its parts added by the engine. dw is given one gradient per shape
+   and type; a hook hands each branch its own when its turn comes, so that it is free once used, not at the end.
 3. Some operators (layer norm, a user's own function) compute the gradients of their weights together with that of their
    input. dx keeps these; dw starts behind the branch, and such an operator runs once.
 4. In a recompute session that drops what is read, dx keeps the tensors that a branch reads, for dw. One that retains
@@ -18,7 +19,8 @@ The split is exact and computes nothing twice:
 7. Without an input that needs a gradient there is no path: dx does nothing, dw is the full backward.
 8. A custom function cannot be held once its edge is cut, so dw cannot start at one. A weight that is reached from a
    custom function's branch through another custom function gets its gradient in dx, as an input does; dw hands it out.
-9. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
+9. A user's hook on a branch's tensor changes its gradient in dx. In dw it is called again, with a gradient of the same
+   shape and type, but its answer is not used.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ from mindspore import Parameter, Tensor, ops
 from mindspore.nn import Cell
 
 from hyper_parallel.platform.mindspore import autograd
-from hyper_parallel.platform.mindspore.retention import reads_are_dropped, retain_reads
+from hyper_parallel.platform.mindspore.retention import DroppedReads, dropped_reads
 from pipeline.execution.nest import leaves, leaves_like, map_leaves
 from pipeline.execution.retention import RecomputeSession
 
 Gradients = tuple[Optional[Tensor], ...]
+
+_StandIns = dict[tuple[tuple[int, ...], Any], Tensor]
+"""Per shape and type one of the gradients that branches have noted."""
 
 
 class _Start(NamedTuple):
@@ -120,27 +125,29 @@ class _Path:
 
 
 class _Arrived:
-    """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle."""
+    """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle.
 
-    __slots__ = ("grads", "passed_on")
+    Args:
+        reads: those of a session that drops what is read (rule 4), None where all is kept.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_reads", "grads", "passed_on")
+
+    def __init__(self, reads: DroppedReads | None) -> None:
+        self._reads = reads
         self.grads: Gradients | None = None
-        """What arrived, per output of the operator; None if nothing did."""
+        """What arrived in dx, per output of the operator, until dw has it; None if nothing did."""
         self.passed_on: Gradients = ()
 
     def note(self, grads: Gradients) -> Gradients:
-        """The hook before the branch: in dx it notes what arrives, in dw it gives that again (rule 9)."""
-        if self.grads is None:
-            self.grads = grads
-        return self.grads
-
-    def note_and_retain(self, grads: Gradients) -> Gradients:
-        """The same in a session that drops what is read: what the branch reads in dx is kept."""
-        if self.grads is None:
-            self.grads = grads
-            retain_reads(True)
-        return self.grads
+        """The hook before the branch: dx notes what arrives, dw gets that in place of what it started with (rule 2)."""
+        noted, self.grads = self.grads, None
+        if noted is not None:
+            return noted
+        self.grads = grads
+        if self._reads is not None:
+            self._reads.keep()
+        return grads
 
 
 class _Branch:
@@ -149,13 +156,13 @@ class _Branch:
     Args:
         node: the operator.
         edges: those off the path.
-        drops: whether the session drops what is read (rule 4).
+        reads: those of a session that drops what is read (rule 4), None where all is kept.
     """
 
-    def __init__(self, node: autograd.Node, edges: list[autograd.Edge], drops: bool) -> None:
+    def __init__(self, node: autograd.Node, edges: list[autograd.Edge], reads: DroppedReads | None) -> None:
         self._node = node
-        self._arrived = arrived = _Arrived()
-        self._hooks = [autograd.before_node(node, arrived.note_and_retain if drops else arrived.note)]
+        self.arrived = arrived = _Arrived(reads)
+        self._hooks = [autograd.before_node(node, arrived.note)]
         self._behind: list[autograd.Edge] = []
         if not autograd.computes_what_is_asked(node):
             self._behind = edges
@@ -166,15 +173,18 @@ class _Branch:
                 arrived.passed_on = tuple(passed_on[at] for at in to_weights)
 
             self._hooks.append(autograd.after_node(node, keep))
-        if drops:
-            self._hooks.append(autograd.after_node(node, _drop_reads))
+        if reads is not None:
+            self._hooks.append(autograd.after_node(node, reads.drop))
 
-    def starts(self) -> list[_Start]:
+    def starts(self, stand_ins: _StandIns) -> list[_Start]:
         """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs.
 
         What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
+
+        Args:
+            stand_ins: what the engine is given in place of a gradient that the hook will hand over (rule 2).
         """
-        node, grads = self._node, self._arrived.grads
+        node, grads = self._node, self.arrived.grads
         if grads is None:
             self.release()
             return []
@@ -183,13 +193,17 @@ class _Branch:
             if len(given) == len(self._behind) or autograd.is_custom_function(node):
                 self.release()
                 return given
-            self._arrived.passed_on = ()
+            self.arrived.passed_on = ()
         while len(self._hooks) > 1:
             self._hooks.pop().remove()
-        return [_Start(autograd.edge(node, at), node, grad) for at, grad in enumerate(grads) if grad is not None]
+        return [
+            _Start(autograd.edge(node, at), node, stand_ins.setdefault((grad.shape, grad.dtype), grad))
+            for at, grad in enumerate(grads)
+            if grad is not None
+        ]
 
     def _behind_it(self) -> list[_Start]:
-        pairs = zip(self._behind, self._arrived.passed_on)
+        pairs = zip(self._behind, self.arrived.passed_on)
         return [
             _Start(autograd.edge(child, index), child, grad) for (_, child, _, index), grad in pairs if grad is not None
         ]
@@ -198,12 +212,8 @@ class _Branch:
         """Let go of the operator, with what it saved, and of its gradients. No hook stays, as a model may hold it."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._node, self._behind, self._arrived = [], None, [], None
-
-
-def _drop_reads(_: Gradients, __: Gradients) -> None:
-    """After a branch: what is read from here on is not read again."""
-    retain_reads(False)
+        self._hooks, self._node, self._behind = [], None, []
+        self.arrived.grads, self.arrived.passed_on = None, ()
 
 
 class SplitBackward:
@@ -247,12 +257,13 @@ class SplitBackward:
         given = self._given(output_grads)
         path, early = self._path([start.node for start in given])
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
-        drops = reads_are_dropped()
-        self._branches = [_Branch(node, edges, drops) for node, edges in path.branches]
+        reads = dropped_reads()
+        self._branches = [_Branch(node, edges, reads) for node, edges in path.branches]
         grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
         path.cut()
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
-        self._starts = off_path + [start for branch in self._branches for start in branch.starts()]
+        stand_ins: _StandIns = {}
+        self._starts = off_path + [start for branch in self._branches for start in branch.starts(stand_ins)]
         self._early = dict(zip(map(id, early), grads[len(self._inputs) :]))
         self._outputs = None
         return grads[: len(self._inputs)]
@@ -263,8 +274,11 @@ class SplitBackward:
         Args:
             keep_graph: keep what dw reads, so that it may be asked for again.
         """
+        waiting = [(branch.arrived, branch.arrived.grads) for branch in self._branches] if keep_graph else []
         late = [weight for weight in self._trained if id(weight) not in self._early]
         found = {**self._early, **dict(zip(map(id, late), _run(self._starts, late, keep_graph)))}
+        for arrived, grads in waiting:
+            arrived.grads = grads
         if not keep_graph:
             self.release()
         return tuple(found.get(id(weight)) for weight in self._weights)
@@ -280,6 +294,8 @@ class SplitBackward:
         roots = [output.root for output in leaves(self._outputs) if output is not None] + [s.root for s in self._starts]
         yield from (root for root in roots if isinstance(root, Tensor))
         yield from (start.grad for start in self._starts)
+        for branch in self._branches:
+            yield from (grad for grad in branch.arrived.grads or () if grad is not None)
         yield from (grad for grad in self._early.values() if grad is not None)
 
     def release(self) -> None:

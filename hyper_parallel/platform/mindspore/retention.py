@@ -31,20 +31,30 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
 )
 
 
-def retain_reads(retain: bool) -> None:
-    """Keep the recomputed tensors that this thread reads from here on for a later pass, or drop each as it is read.
+class DroppedReads:
+    """The reads of a session that drops each recomputed tensor as it is read; those of some operators may be kept.
 
-    Holds for the session that the thread is in, until it leaves it. Without a session nothing happens.
+    Holds for the session that the thread was in, until the thread leaves it.
     """
-    session = _recompute_session.get()
-    if session is not None:
-        session.retain_on_unpack = retain
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def keep(self) -> None:
+        """What is read from here on is kept for a later pass."""
+        self._session.retain_on_unpack = True
+
+    def drop(self, *_: Any) -> None:
+        """What is read from here on is dropped again. Also a hook after an operator."""
+        self._session.retain_on_unpack = False
 
 
-def reads_are_dropped() -> bool:
-    """Whether this thread is in a session that drops each recomputed tensor as it is read."""
+def dropped_reads() -> DroppedReads | None:
+    """The reads of the session that this thread is in, None if they are kept or there is no session."""
     session = _recompute_session.get()
-    return session is not None and not session.retain_on_unpack
+    return None if session is None or session.retain_on_unpack else DroppedReads(session)
 
 
 def forget_replayed(handles: Iterable[Any], session_id: Any) -> list[Any]:

@@ -7,7 +7,7 @@ The split is exact and computes nothing twice:
    A weight leaves the path at a branch: an operator on the path with an edge off the path that leads to a weight.
 2. dx notes, at each branch, the gradient that arrived there in full. So dw starts at all branches at once, in ONE
    engine run, and a weight that is used twice gets its parts added by the engine. dw is given one gradient per shape
-   and type; a hook hands each branch its own when its turn comes, so that it is free once used, not at the end.
+   and size; a hook hands each branch its own when its turn comes, so that it is free once used, not at the end.
 3. Some operators (layer norm, a user's own function) compute the gradients of their weights together with that of their
    input. dx keeps these; dw starts behind the branch, and such an operator runs once.
 4. In a recompute session that drops what is read, dx keeps the tensors that a branch reads, for dw. One that retains
@@ -20,7 +20,7 @@ The split is exact and computes nothing twice:
 8. A custom function cannot be held once its edge is cut, so dw cannot start at one. A weight that is reached from a
    custom function's branch through another custom function gets its gradient in dx, as an input does; dw hands it out.
 9. A user's hook on a branch's tensor changes its gradient in dx. In dw it is called again, with a gradient of the same
-   shape and type, but its answer is not used.
+   shape and size, but its answer is not used.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from pipeline.execution.retention import RecomputeSession
 
 Gradients = tuple[Optional[Tensor], ...]
 
-_StandIns = dict[tuple[tuple[int, ...], Any], Tensor]
-"""Per shape and type one of the gradients that branches have noted."""
+_StandIns = dict[tuple[tuple[int, ...], int], Tensor]
+"""Per shape and size in bytes one of the gradients that branches have noted."""
 
 
 class _Start(NamedTuple):
@@ -91,6 +91,8 @@ class _Path:
         self._nodes = autograd.nodes_below(roots, self.to_input | to_weight)
         self.branches: list[tuple[autograd.Node, list[autograd.Edge]]] = []
         """Operators where weights leave the path, with the edges off it."""
+        self.others: list[autograd.Node] = []
+        """The other operators on the path."""
         self._inner: list[tuple[autograd.Node, int]] = []
         """The edges along the path, from below: a node that an edge goes to comes before the node that has it."""
         for key, node, edges in self._nodes:
@@ -105,6 +107,8 @@ class _Path:
                 self.to_input.add(key)
                 if off:
                     self.branches.append((node, off))
+                else:
+                    self.others.append(node)
             elif off:
                 to_weight.add(key)
 
@@ -173,8 +177,6 @@ class _Branch:
                 arrived.passed_on = tuple(passed_on[at] for at in to_weights)
 
             self._hooks.append(autograd.after_node(node, keep))
-        if reads is not None:
-            self._hooks.append(autograd.after_node(node, reads.drop))
 
     def starts(self, stand_ins: _StandIns) -> list[_Start]:
         """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs.
@@ -197,7 +199,7 @@ class _Branch:
         while len(self._hooks) > 1:
             self._hooks.pop().remove()
         return [
-            _Start(autograd.edge(node, at), node, stand_ins.setdefault((grad.shape, grad.dtype), grad))
+            _Start(autograd.edge(node, at), node, stand_ins.setdefault((grad.shape, grad.nbytes), grad))
             for at, grad in enumerate(grads)
             if grad is not None
         ]
@@ -214,6 +216,18 @@ class _Branch:
             hook.remove()
         self._hooks, self._node, self._behind = [], None, []
         self.arrived.grads, self.arrived.passed_on = None, ()
+
+
+@contextlib.contextmanager
+def _dropping(reads: DroppedReads | None, nodes: Iterable[autograd.Node]) -> Iterator[None]:
+    """Drop what the operators of `nodes` read, although a branch that ran before has its reads kept (rule 4)."""
+    readers = [] if reads is None else [node for node in nodes if not autograd.saves_nothing(node)]
+    hooks = [autograd.before_node(node, reads.drop) for node in readers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class SplitBackward:
@@ -259,7 +273,8 @@ class SplitBackward:
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         reads = dropped_reads()
         self._branches = [_Branch(node, edges, reads) for node, edges in path.branches]
-        grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
+        with _dropping(reads, path.others):
+            grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
         path.cut()
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
         stand_ins: _StandIns = {}

@@ -142,6 +142,21 @@ def computes_what_is_asked(node: Node) -> bool:
     return not is_custom_function(node) and node.name() in _COMPUTE_WHAT_IS_ASKED
 
 
+_SAVE_NOTHING = frozenset(
+    {
+        *("Add", "AddExt", "AddN", "BiasAdd", "Cast", "Concat", "Neg", "Sub", "SubExt", "SumExt"),
+        *("BroadcastToView", "Contiguous", "ExpandDimsView", "Reshape", "SplitTensorView", "StridedSlice"),
+        *("Transpose", "TransposeView"),
+    }
+)
+"""Operators whose gradient needs no tensor of the forward."""
+
+
+def saves_nothing(node: Node) -> bool:
+    """Whether the operator of `node` is known to have saved no tensor."""
+    return not is_custom_function(node) and node.name() in _SAVE_NOTHING
+
+
 def output_count(node: Node) -> int:
     """How many outputs the operator of `node` has. Custom functions do not tell: 0."""
     return 0 if is_custom_function(node) else len(node._input_metadata)

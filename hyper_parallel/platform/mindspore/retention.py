@@ -47,7 +47,7 @@ class DroppedReads:
         self._session.retain_on_unpack = True
 
     def drop(self, *_: Any) -> None:
-        """What is read from here on is dropped again. Also a hook after an operator."""
+        """What is read from here on is dropped again. Also a hook before an operator."""
         self._session.retain_on_unpack = False
 
 

@@ -116,6 +116,7 @@ class Chunk:
         """
         with self._step("recompute", ChunkState.RECOMPUTED), self._session.reading(retain=True):
             self._session.replay(last)
+            self._split.explore()
 
     def backward(self, output_grads: Any = None) -> InputGrads:
         """The whole backward: adds the weights' gradients up, returns the inputs', releases the chunk.

@@ -246,9 +246,16 @@ class SplitBackward:
             {id(weight): weight for weight in self._weights if autograd.requires_grad(weight)}.values()
         )
         self._outputs: Any = map_leaves(_output, outputs)
+        self._found: tuple[_Path, list[Parameter]] | None = None
         self._starts: list[_Start] = []
         self._early: dict[int, Tensor | None] = {}
         self._branches: list[_Branch] = []
+
+    def explore(self) -> None:
+        """Find the input path, unless it is known. That needs no gradient, so it can be done before there is one."""
+        if self._found is None:
+            roots = [output.node for output in leaves(self._outputs) if output is not None]
+            self._found = self._path(roots)
 
     def full(self, output_grads: Any = None) -> tuple[Gradients, Gradients]:
         """The gradients of inputs and weights in one engine run, which frees the graph. None for what is not reached.
@@ -259,7 +266,7 @@ class SplitBackward:
         Errors:
             ValueError: a gradient does not fit its output, or is missing for an output that is no scalar.
         """
-        starts = self._given(output_grads)
+        starts, self._found = self._given(output_grads), None
         grads = _run(starts, self._inputs + self._trained, keep_graph=False)
         count = len(self._inputs)
         found = dict(zip(map(id, self._trained), grads[count:]))
@@ -269,7 +276,8 @@ class SplitBackward:
     def inputs(self, output_grads: Any = None) -> Gradients:
         """dx: the gradients of the inputs. Arguments and errors as in `full`."""
         given = self._given(output_grads)
-        path, early = self._path([start.node for start in given])
+        self.explore()
+        (path, early), self._found = self._found, None
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         reads = dropped_reads()
         self._branches = [_Branch(node, edges, reads) for node, edges in path.branches]
@@ -317,7 +325,7 @@ class SplitBackward:
         """Let go of the graph and of all gradients that wait."""
         for branch in self._branches:
             branch.release()
-        self._outputs, self._starts, self._branches, self._early, self._inputs = None, [], [], {}, ()
+        self._outputs, self._found, self._starts, self._branches, self._early, self._inputs = None, None, [], [], {}, ()
 
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:
         """The input path, and the weights that rule 8 makes inputs of it."""

@@ -154,6 +154,12 @@ def own_functions_on_weights_of_own_functions(x: Tensor) -> Tensor:
     return Scale.apply(h, Scale.apply(Scale.apply(W, U), V)) + W
 
 
+def own_functions_above_own_functions(x: Tensor) -> Tensor:
+    """The upper one on the weight leads to no weight but through the lower one."""
+    lower = Scale.apply(W, U)
+    return Scale.apply(mint.matmul(x, V), Scale.apply(lower, Tensor(np.full((4, 4), 2, np.float32))))
+
+
 def off_the_path_own_function(x: Tensor) -> tuple[Tensor, Tensor]:
     quantized = Scale.apply(W, U)
     return Scale.apply(x, quantized), Scale.apply(quantized, V)
@@ -216,6 +222,7 @@ CASES: list[Callable] = [
     own_function_one_output_used,
     own_function_without_weight_gradient,
     own_functions_on_weights_of_own_functions,
+    own_functions_above_own_functions,
     off_the_path_own_function,
     norms,
     dense,
@@ -387,21 +394,26 @@ def test_all_weights_come_from_one_engine_run(monkeypatch: pytest.MonkeyPatch) -
 
 def test_hook_of_the_user_on_an_intermediate_tensor_counts_once() -> None:
     """dw calls it again, with a gradient of the same shape and size; what it answers then does not count."""
-    seen = []
-    wide = parameter("wide", 4, 6)
+    wide, narrow = parameter("wide", 4, 6), parameter("narrow", 6, 4)
+    seen: list[Any] = []
 
     def fn(x: Tensor) -> Tensor:
-        h = mint.matmul(x, W)
-        h.register_hook(lambda grad: seen.append((grad.shape, grad.nbytes)) or grad * 2)
-        return mint.matmul(mint.matmul(h, V), wide)
+        for weight in (W, wide, narrow, V):
+            x = mint.matmul(x, weight)
+            x.register_hook(lambda grad: seen.append((grad.shape, grad.nbytes)) or grad * 2)
+        return x
 
-    x, grad, weights = leaf(4, 4), tensor(4, 6), [*WEIGHTS, wide]
+    x, grad, weights = leaf(4, 4), tensor(4, 4), [*WEIGHTS, wide, narrow]
     _, split = recorded(fn, x, weights=weights)
     input_grads, weight_grads = split.full(grad)
+    whole = seen.copy()
     _, split = recorded(fn, x, weights=weights)
+    seen.clear()
     assert_same(split.inputs(grad), input_grads)
+    assert seen == whole
+    seen.clear()
     assert_same(split.weights(), weight_grads)
-    assert seen == [((4, 4), 64)] * 3
+    assert seen == whole
 
 
 def test_hook_of_the_user_on_a_weight_counts_once() -> None:

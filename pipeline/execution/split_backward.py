@@ -88,14 +88,14 @@ class _Path:
     def __init__(self, roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> None:
         self.to_input = {autograd.node_id(autograd.node_of(tensor)) for tensor in inputs}
         to_weight = {autograd.node_id(autograd.node_of(tensor)) for tensor in weights} - self.to_input
-        self._nodes = autograd.nodes_below(roots, self.to_input | to_weight)
+        nodes = autograd.nodes_below(roots, self.to_input | to_weight)
         self.branches: list[tuple[autograd.Node, list[autograd.Edge]]] = []
         """Operators where weights leave the path, with the edges off it."""
         self.others: list[autograd.Node] = []
         """The other operators on the path."""
         self._inner: list[tuple[autograd.Node, int]] = []
         """The edges along the path, from below: a node that an edge goes to comes before the node that has it."""
-        for key, node, edges in self._nodes:
+        for key, node, edges in nodes:
             off, on_path = [], False
             for edge in edges:
                 if edge[2] in self.to_input:
@@ -111,21 +111,21 @@ class _Path:
                     self.others.append(node)
             elif off:
                 to_weight.add(key)
+        self.unreachable = self._unholdable()
+        """Rule 8: ids of custom functions off the path that only a custom function on it holds, and of all below."""
+        if self.unreachable:
+            for key, _, edges in reversed(nodes):
+                if key in self.unreachable:
+                    self.unreachable.update(child_key for _, _, child_key, _ in edges)
+
+    def _unholdable(self) -> set[int]:
+        custom = autograd.is_custom_function
+        return {key for node, off in self.branches if custom(node) for _, child, key, _ in off if custom(child)}
 
     def cut(self) -> None:
         """Rule 5. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
         for node, at in self._inner:
             autograd.cut_edge(node, at)
-
-    def unreachable(self) -> set[int]:
-        """Rule 8: custom functions off the path that only a custom function on it holds, and all below. Their ids."""
-        custom = autograd.is_custom_function
-        found = {key for node, off in self.branches if custom(node) for _, child, key, _ in off if custom(child)}
-        if found:
-            for key, _, edges in reversed(self._nodes):
-                if key in found:
-                    found.update(child_key for _, _, child_key, _ in edges)
-        return found
 
 
 class _Arrived:
@@ -143,15 +143,14 @@ class _Arrived:
         """What arrived in dx, per output of the operator, until dw has it; None if nothing did."""
         self.passed_on: Gradients = ()
 
-    def note(self, grads: Gradients) -> Gradients:
+    def note(self, grads: Gradients) -> Gradients | None:
         """The hook before the branch: dx notes what arrives, dw gets that in place of what it started with (rule 2)."""
         noted, self.grads = self.grads, None
-        if noted is not None:
-            return noted
-        self.grads = grads
-        if self._reads is not None:
-            self._reads.keep()
-        return grads
+        if noted is None:
+            self.grads = grads
+            if self._reads is not None:
+                self._reads.keep()
+        return noted
 
 
 class _Branch:
@@ -218,16 +217,10 @@ class _Branch:
         self.arrived.grads, self.arrived.passed_on = None, ()
 
 
-@contextlib.contextmanager
-def _dropping(reads: DroppedReads | None, nodes: Iterable[autograd.Node]) -> Iterator[None]:
-    """Drop what the operators of `nodes` read, although a branch that ran before has its reads kept (rule 4)."""
+def _dropping(reads: DroppedReads | None, nodes: Iterable[autograd.Node]) -> list[Any]:
+    """Hooks that drop what the operators of `nodes` read, although a branch that ran before has its reads kept."""
     readers = [] if reads is None else [node for node in nodes if not autograd.saves_nothing(node)]
-    hooks = [autograd.before_node(node, reads.drop) for node in readers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return [autograd.before_node(node, reads.drop) for node in readers]
 
 
 class SplitBackward:
@@ -279,12 +272,16 @@ class SplitBackward:
         self.explore()
         (path, early), self._found = self._found, None
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
+        off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
         reads = dropped_reads()
         self._branches = [_Branch(node, edges, reads) for node, edges in path.branches]
-        with _dropping(reads, path.others):
+        dropping = _dropping(reads, path.others)
+        try:
             grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
+        finally:
+            for hook in dropping:
+                hook.remove()
         path.cut()
-        off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
         stand_ins: _StandIns = {}
         self._starts = off_path + [start for branch in self._branches for start in branch.starts(stand_ins)]
         self._early = dict(zip(map(id, early), grads[len(self._inputs) :]))
@@ -333,11 +330,10 @@ class SplitBackward:
         late: Sequence[Parameter] = self._trained
         while True:
             path = _Path(roots, (*self._inputs, *early), late)
-            unreachable = path.unreachable()
-            if not unreachable:
+            if not path.unreachable:
                 return path, early
-            early += [weight for weight in late if autograd.node_id(autograd.node_of(weight)) in unreachable]
-            late = [weight for weight in late if autograd.node_id(autograd.node_of(weight)) not in unreachable]
+            early += [weight for weight in late if autograd.node_id(autograd.node_of(weight)) in path.unreachable]
+            late = [weight for weight in late if autograd.node_id(autograd.node_of(weight)) not in path.unreachable]
 
     def _given(self, output_grads: Any) -> list[_Start]:
         """Where the backward starts: at every output that needs a gradient and is given one."""

@@ -10,7 +10,8 @@ processes, with the smallest and the largest ratio beside it. Each process has o
 CPU has: OMP_NUM_THREADS alone does not keep MindSpore's matmul from using more.
 
 - full_ms, dx_ms, dw_ms: `replay` says where the replay of a checkpointed block is: `none` (no checkpoint),
-  `inside` the full backward and dx, or `before` both (pre-fired, and not in any of the times).
+  `inside` the full backward and dx, or `before` both (pre-fired, and not in any of the times; that recompute also finds
+  the places where weights leave the path of the inputs, which is in dx otherwise).
 - sum_ratio: (dx + dw) / full. dx_ratio: dx / full.
 - held_mib: alive between dx and dw, per micro-batch, as the memory meter finds it. `retain everything` keeps the graph
   and all recomputed tensors, as a session with retain_on_unpack alone does; `chunk` is a Chunk, `chunk, pre-fired` one
@@ -204,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rounds", type=int, default=4, help="whole and split backwards per process and line at least (default 4)"
     )
     parser.add_argument("--seconds", type=float, default=2, help="time per process and line at least (default 2)")
-    parser.add_argument("--processes", type=int, default=3, help="processes per case (default 3)")
+    parser.add_argument("--processes", type=int, default=5, help="processes per case (default 5)")
     parser.add_argument("--held", type=int, default=4, help="micro-batches alive for the memory (default 4)")
     args = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")

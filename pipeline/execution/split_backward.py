@@ -86,8 +86,8 @@ class _Path:
     """
 
     def __init__(self, roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> None:
-        self.to_input = {autograd.node_id(autograd.node_of(tensor)) for tensor in inputs}
-        to_weight = {autograd.node_id(autograd.node_of(tensor)) for tensor in weights} - self.to_input
+        self.to_input = autograd.leaf_ids(inputs)
+        to_weight = autograd.leaf_ids(weights) - self.to_input
         nodes = autograd.nodes_below(roots, self.to_input | to_weight)
         self.branches: list[tuple[autograd.Node, list[autograd.Edge]]] = []
         """Operators where weights leave the path, with the edges off it."""
@@ -332,8 +332,8 @@ class SplitBackward:
             path = _Path(roots, (*self._inputs, *early), late)
             if not path.unreachable:
                 return path, early
-            early += [weight for weight in late if autograd.node_id(autograd.node_of(weight)) in path.unreachable]
-            late = [weight for weight in late if autograd.node_id(autograd.node_of(weight)) not in path.unreachable]
+            early += [weight for weight in late if autograd.leaf_ids([weight]) & path.unreachable]
+            late = [weight for weight in late if not autograd.leaf_ids([weight]) & path.unreachable]
 
     def _given(self, output_grads: Any) -> list[_Start]:
         """Where the backward starts: at every output that needs a gradient and is given one."""

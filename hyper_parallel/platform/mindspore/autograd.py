@@ -90,6 +90,11 @@ def node_id(node: Node) -> int:
     return node._unique_id()
 
 
+def leaf_ids(tensors: Iterable[Tensor]) -> set[int]:
+    """The ids of the nodes of leaf tensors that need a gradient."""
+    return {tensor._grad_node._unique_id() for tensor in tensors}
+
+
 def next_edges(node: Node) -> tuple[tuple[Node | None, int], ...]:
     """Per input of the operator: the node that its gradient goes to (None: none is needed), and that node's output."""
     return node.next_functions

@@ -149,9 +149,9 @@ def computes_what_is_asked(node: Node) -> bool:
 
 _SAVE_NOTHING = frozenset(
     {
-        *("Add", "AddExt", "AddN", "BiasAdd", "Cast", "Concat", "Neg", "Sub", "SubExt", "SumExt"),
-        *("BroadcastToView", "Contiguous", "ExpandDimsView", "Reshape", "SplitTensorView", "StridedSlice"),
-        *("Transpose", "TransposeView"),
+        *("Add", "AddExt", "AddN", "BiasAdd", "Divs", "Muls", "Neg", "ReduceMean", "Sub", "SubExt", "SumExt"),
+        *("BroadcastToView", "Cast", "Concat", "Contiguous", "ExpandDimsView", "Reshape", "SplitTensorView"),
+        *("StridedSlice", "Transpose", "TransposeView"),
     }
 )
 """Operators whose gradient needs no tensor of the forward."""

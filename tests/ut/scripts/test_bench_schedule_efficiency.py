@@ -12,6 +12,7 @@ from pipeline.execution.chunk import Chunk
 from pipeline.plan import Action, insert_recompute, make_plan, simulate
 from scripts.bench import schedule_efficiency as bench
 from scripts.bench import schedule_efficiency_worker as worker
+from scripts.bench import waiting
 
 OPTIONS = bench._parser().parse_args(["--ranks", "4"])
 
@@ -70,30 +71,51 @@ def test_an_action_takes_what_the_simulator_is_told_its_own_work_included(chosen
     assert [full_length.parts[kind] for kind in ("F", "R", "B")] == [[0.25], [0.25], [0.125]]
 
 
-def _alone(schedule: str, mode: str) -> dict:
-    """What one rank measures of a plan with recompute."""
-    plan = insert_recompute(make_plan(schedule, 1, 4), mode)
-    description = {"name": schedule, "mode": mode, "checkpointed": True, "csv": plan.to_csv(), "rank_by_stage": [0]}
-    return worker.measure(description, 0.02, 1, communication.alone())
+class Clock:
+    """A clock that waiting moves on, and nothing else."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
+
+    def wait_until(self, moment: float) -> None:
+        self.now = max(self.now, moment)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """What one rank measures of a plan with recompute, where nothing but waits takes time."""
+    clock = Clock()
+    for module in (worker, waiting):
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "wait_until", clock.wait_until)
+
+    def measured(schedule: str, mode: str) -> dict:
+        plan = insert_recompute(make_plan(schedule, 1, 4), mode)
+        description = {"name": schedule, "mode": mode, "checkpointed": True, "csv": plan.to_csv(), "rank_by_stage": [0]}
+        return worker.measure(description, 0.02, 1, communication.alone())
+
+    return measured
 
 
 @pytest.mark.parametrize(
     ("schedule", "mode", "kinds"),
     [("1f1b", "prefire", "FRB"), ("1f1b", "lazy", "FB"), ("zb-h1", "prefire", "FRIW"), ("zb-h1", "lazy", "FIW")],
 )
-def test_each_action_has_the_work_that_it_should_have(schedule, mode, kinds):
-    answer = _alone(schedule, mode)
+def test_each_action_has_the_work_that_it_should_have(alone, schedule, mode, kinds):
+    answer = alone(schedule, mode)
     assert answer["runs"] == [2.0]
-    assert set(answer["parts"]) == set(kinds)
-    assert min(answer["parts"].values()) >= worker.WAITS
+    assert answer["parts"] == pytest.approx(dict.fromkeys(kinds, worker.WAITS))
 
 
-def test_a_replay_at_the_wrong_place_is_seen(monkeypatch):
+def test_a_replay_at_the_wrong_place_is_seen(alone, monkeypatch):
     monkeypatch.setattr(Chunk, "recompute", lambda chunk, last=None: None)
-    answer = _alone("1f1b", "prefire")
+    answer = alone("1f1b", "prefire")
     assert answer["runs"] == [2.0]
-    assert answer["parts"]["R"] < worker.WAITS
-    assert answer["parts"]["B"] > 1
+    assert answer["parts"] == pytest.approx({"F": worker.WAITS, "R": 0, "B": 1.5 * worker.WAITS})
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ The split is exact and computes nothing twice:
 
 1. An operator lies on the input path when its gradient leads to an input. dx runs these operators only.
    A weight leaves the path at a branch: an operator on the path with an edge off the path that leads to a weight.
-2. dx notes, at each branch, the gradient that arrived there in full. So dw starts at all branches at once, in ONE
-   engine run, and a weight that is used twice gets its parts added by the engine. dw is given one gradient per shape
-   and size; a hook hands each branch its own when its turn comes, so that it is free once used, not at the end.
+2. dx keeps, at each branch, the gradient that arrived there in full. So dw starts at all branches at once, in ONE
+   engine run, and a weight that is used twice gets its parts added by the engine.
 3. Some operators (layer norm, a user's own function) compute the gradients of their weights together with that of their
    input. dx keeps these; dw starts behind the branch, and such an operator runs once.
 4. In a recompute session that drops what is read, dx keeps the tensors that a branch reads, for dw. One that retains
@@ -17,15 +16,17 @@ The split is exact and computes nothing twice:
    saved: what is alive between dx and dw is what dw reads.
 6. An output off the input path (`aux ** 2`) waits for dw with the gradient that it was given.
 7. Without an input that needs a gradient there is no path: dx does nothing, dw is the full backward.
-8. A custom function cannot be held once its edge is cut, so dw cannot start at one. A weight that is reached from a
-   custom function's branch through another custom function gets its gradient in dx, as an input does; dw hands it out.
-9. A user's hook on a branch's tensor changes its gradient in dx. In dw it is called again, with a gradient of the same
-   shape and size, but its answer is not used.
+8. A custom function lives only as long as an operator above holds it. So a branch with one behind it stays until dw.
+   A branch that is a custom function itself goes when its edge is cut; a weight that is reached from there through
+   another custom function gets its gradient in dx, as an input does, and dw hands it out.
+9. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
+10. A model may keep a part of the graph and run it. The hooks act in dx and dw only, and are gone after dw.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
@@ -39,9 +40,6 @@ from pipeline.execution.nest import leaves, leaves_like, map_leaves
 from pipeline.execution.retention import RecomputeSession
 
 Gradients = tuple[Optional[Tensor], ...]
-
-_StandIns = dict[tuple[tuple[int, ...], int], Tensor]
-"""Per shape and size in bytes one of the gradients that branches have noted."""
 
 
 class _Start(NamedTuple):
@@ -87,7 +85,7 @@ class _Path:
 
     def __init__(self, roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> None:
         self.to_input = autograd.leaf_ids(inputs)
-        to_weight = autograd.leaf_ids(weights) - self.to_input
+        to_weight = autograd.leaf_ids(weights)
         nodes = autograd.nodes_below(roots, self.to_input | to_weight)
         self.branches: list[tuple[autograd.Node, list[autograd.Edge]]] = []
         """Operators where weights leave the path, with the edges off it."""
@@ -128,29 +126,73 @@ class _Path:
             autograd.cut_edge(node, at)
 
 
-class _Arrived:
-    """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle.
+class _Turn(enum.Enum):
+    """Who runs the graph."""
+
+    DX = enum.auto()
+    DW = enum.auto()
+    OTHER = enum.auto()
+
+
+class _Visit:
+    """The engine's run, as the hooks of all branches of one graph see it.
 
     Args:
-        reads: those of a session that drops what is read (rule 4), None where all is kept.
+        reads: those of the session that dx is in if it drops what is read (rule 4), None where all is kept.
     """
 
-    __slots__ = ("_reads", "grads", "passed_on")
-
     def __init__(self, reads: DroppedReads | None) -> None:
-        self._reads = reads
+        self.reads = reads
+        self.turn = _Turn.OTHER
+
+    @contextlib.contextmanager
+    def dx(self, others: Iterable[autograd.Node]) -> Iterator[None]:
+        """dx runs. The operators of `others` have dropped what they read, although a branch before them kept that."""
+        hooks = []
+        if self.reads is not None:
+            readers = [node for node in others if not autograd.saves_nothing(node)]
+            hooks = [autograd.before_node(node, self.reads.drop) for node in readers]
+        self.turn = _Turn.DX
+        try:
+            yield
+        finally:
+            self.turn = _Turn.OTHER
+            for hook in hooks:
+                hook.remove()
+            if self.reads is not None:
+                self.reads.drop()
+
+    @contextlib.contextmanager
+    def dw(self) -> Iterator[None]:
+        """dw runs."""
+        self.turn = _Turn.DW
+        try:
+            yield
+        finally:
+            self.turn = _Turn.OTHER
+
+
+class _Arrived:
+    """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle."""
+
+    __slots__ = ("_visit", "grads", "passed_on")
+
+    def __init__(self, visit: _Visit) -> None:
+        self._visit = visit
         self.grads: Gradients | None = None
-        """What arrived in dx, per output of the operator, until dw has it; None if nothing did."""
+        """What arrived in dx, per output of the operator; None if nothing did."""
         self.passed_on: Gradients = ()
 
     def note(self, grads: Gradients) -> Gradients | None:
-        """The hook before the branch: dx notes what arrives, dw gets that in place of what it started with (rule 2)."""
-        noted, self.grads = self.grads, None
-        if noted is None:
+        """The hook before the branch: dx notes what arrives, dw gets that again (rule 9)."""
+        visit = self._visit
+        if visit.turn is _Turn.DW:
+            return self.grads
+        if visit.turn is _Turn.DX:
             self.grads = grads
-            if self._reads is not None:
-                self._reads.keep()
-        return noted
+            if visit.reads is not None:
+                visit.reads.keep()
+        return None
 
 
 class _Branch:
@@ -159,12 +201,12 @@ class _Branch:
     Args:
         node: the operator.
         edges: those off the path.
-        reads: those of a session that drops what is read (rule 4), None where all is kept.
+        visit: what its hooks ask.
     """
 
-    def __init__(self, node: autograd.Node, edges: list[autograd.Edge], reads: DroppedReads | None) -> None:
+    def __init__(self, node: autograd.Node, edges: list[autograd.Edge], visit: _Visit) -> None:
         self._node = node
-        self.arrived = arrived = _Arrived(reads)
+        self._arrived = arrived = _Arrived(visit)
         self._hooks = [autograd.before_node(node, arrived.note)]
         self._behind: list[autograd.Edge] = []
         if not autograd.computes_what_is_asked(node):
@@ -173,58 +215,50 @@ class _Branch:
 
             def keep(passed_on: Gradients, _: Gradients) -> None:
                 """In dx keep what goes to weights, and of the rest nothing (rule 3)."""
-                arrived.passed_on = tuple(passed_on[at] for at in to_weights)
+                if visit.turn is _Turn.DX:
+                    arrived.passed_on = tuple(passed_on[at] for at in to_weights)
 
             self._hooks.append(autograd.after_node(node, keep))
 
-    def starts(self, stand_ins: _StandIns) -> list[_Start]:
+    def starts(self) -> list[_Start]:
         """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs.
 
         What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
-
-        Args:
-            stand_ins: what the engine is given in place of a gradient that the hook will hand over (rule 2).
         """
-        node, grads = self._node, self.arrived.grads
+        node, grads = self._node, self._arrived.grads
         if grads is None:
             self.release()
             return []
         if self._behind:
-            given = self._behind_it()
+            given = self._starts_behind()
             if len(given) == len(self._behind) or autograd.is_custom_function(node):
-                self.release()
+                self._forget()
+                self._node = node if any(autograd.is_custom_function(start.node) for start in given) else None
                 return given
-            self.arrived.passed_on = ()
+            self._arrived.passed_on = ()
         while len(self._hooks) > 1:
             self._hooks.pop().remove()
-        return [
-            _Start(autograd.edge(node, at), node, stand_ins.setdefault((grad.shape, grad.nbytes), grad))
-            for at, grad in enumerate(grads)
-            if grad is not None
-        ]
+        return [_Start(autograd.edge(node, at), node, grad) for at, grad in enumerate(grads) if grad is not None]
 
-    def _behind_it(self) -> list[_Start]:
-        pairs = zip(self._behind, self.arrived.passed_on)
+    def _starts_behind(self) -> list[_Start]:
+        pairs = zip(self._behind, self._arrived.passed_on)
         return [
             _Start(autograd.edge(child, index), child, grad) for (_, child, _, index), grad in pairs if grad is not None
         ]
 
     def release(self) -> None:
-        """Let go of the operator, with what it saved, and of its gradients. No hook stays, as a model may hold it."""
+        """Let go of the operator, with what it saved, and of its gradients."""
+        self._forget()
+        self._node, self._behind = None, []
+
+    def _forget(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._node, self._behind = [], None, []
-        self.arrived.grads, self.arrived.passed_on = None, ()
-
-
-def _dropping(reads: DroppedReads | None, nodes: Iterable[autograd.Node]) -> list[Any]:
-    """Hooks that drop what the operators of `nodes` read, although a branch that ran before has its reads kept."""
-    readers = [] if reads is None else [node for node in nodes if not autograd.saves_nothing(node)]
-    return [autograd.before_node(node, reads.drop) for node in readers]
+        self._hooks, self._arrived.grads, self._arrived.passed_on = [], None, ()
 
 
 class SplitBackward:
-    """The backward of one recorded forward: `full`, or `inputs` and then `weights`. Each runs once.
+    """The backward of one recorded forward: `full`, or `inputs` and then `weights`, which may keep its graph.
 
     Args:
         outputs: nest of the forward's outputs, still attached to their graph.
@@ -243,6 +277,7 @@ class SplitBackward:
         self._starts: list[_Start] = []
         self._early: dict[int, Tensor | None] = {}
         self._branches: list[_Branch] = []
+        self._visit = _Visit(None)
 
     def explore(self) -> None:
         """Find the input path, unless it is known. That needs no gradient, so it can be done before there is one."""
@@ -273,17 +308,12 @@ class SplitBackward:
         (path, early), self._found = self._found, None
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
-        reads = dropped_reads()
-        self._branches = [_Branch(node, edges, reads) for node, edges in path.branches]
-        dropping = _dropping(reads, path.others)
-        try:
+        self._visit = _Visit(dropped_reads())
+        self._branches = [_Branch(node, edges, self._visit) for node, edges in path.branches]
+        with self._visit.dx(path.others):
             grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
-        finally:
-            for hook in dropping:
-                hook.remove()
         path.cut()
-        stand_ins: _StandIns = {}
-        self._starts = off_path + [start for branch in self._branches for start in branch.starts(stand_ins)]
+        self._starts = off_path + [start for branch in self._branches for start in branch.starts()]
         self._early = dict(zip(map(id, early), grads[len(self._inputs) :]))
         self._outputs = None
         return grads[: len(self._inputs)]
@@ -294,11 +324,9 @@ class SplitBackward:
         Args:
             keep_graph: keep what dw reads, so that it may be asked for again.
         """
-        waiting = [(branch.arrived, branch.arrived.grads) for branch in self._branches] if keep_graph else []
         late = [weight for weight in self._trained if id(weight) not in self._early]
-        found = {**self._early, **dict(zip(map(id, late), _run(self._starts, late, keep_graph)))}
-        for arrived, grads in waiting:
-            arrived.grads = grads
+        with self._visit.dw():
+            found = {**self._early, **dict(zip(map(id, late), _run(self._starts, late, keep_graph)))}
         if not keep_graph:
             self.release()
         return tuple(found.get(id(weight)) for weight in self._weights)
@@ -314,8 +342,6 @@ class SplitBackward:
         roots = [output.root for output in leaves(self._outputs) if output is not None] + [s.root for s in self._starts]
         yield from (root for root in roots if isinstance(root, Tensor))
         yield from (start.grad for start in self._starts)
-        for branch in self._branches:
-            yield from (grad for grad in branch.arrived.grads or () if grad is not None)
         yield from (grad for grad in self._early.values() if grad is not None)
 
     def release(self) -> None:
@@ -330,10 +356,12 @@ class SplitBackward:
         late: Sequence[Parameter] = self._trained
         while True:
             path = _Path(roots, (*self._inputs, *early), late)
-            if not path.unreachable:
+            # Never without a weight: an edge off the path leads to one.
+            more = {id(weight): weight for weight in late if autograd.leaf_ids([weight]) & path.unreachable}
+            if not more:
                 return path, early
-            early += [weight for weight in late if autograd.leaf_ids([weight]) & path.unreachable]
-            late = [weight for weight in late if not autograd.leaf_ids([weight]) & path.unreachable]
+            early += more.values()
+            late = [weight for weight in late if id(weight) not in more]
 
     def _given(self, output_grads: Any) -> list[_Start]:
         """Where the backward starts: at every output that needs a gradient and is given one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 from mindspore import Parameter, Tensor, mint, ops, saved_tensors_hooks
 
 from hyper_parallel.platform.mindspore import autograd
-from hyper_parallel.platform.mindspore.retention import storage_bytes
+from hyper_parallel.platform.mindspore.memory import live_tensor_count
+from hyper_parallel.platform.mindspore.recompute import recompute_session_ctx
+from hyper_parallel.platform.mindspore.retention import dropped_reads
 from pipeline.execution.chunk import Chunk
 from pipeline.execution.split_backward import SplitBackward
 from tests.ut.chunk.stacks import Stack, micro_batch, one_region
@@ -33,75 +35,73 @@ def recorded(operator: Callable, *values: Tensor) -> tuple[Any, Any]:
     return output, autograd.node_of(output)
 
 
-@pytest.mark.parametrize(
-    "operator",
-    [
-        mint.matmul,
-        ops.matmul,
-        mint.bmm,
-        ops.bmm,
-        ops.dense,
-        mint.add,
-        ops.add,
-        mint.sub,
-        ops.sub,
-        mint.div,
-        ops.mul,
-        ops.bias_add,
-    ],
-    ids=lambda operator: operator.__name__,
-)
-def test_operators_that_are_known_to_compute_what_is_asked_do(operator: Callable) -> None:
-    shapes = (
-        [(2, 4, 4), (2, 4, 4)] if "bmm" in operator.__name__ else [(4, 4), (4,) if operator is ops.bias_add else (4, 4)]
+COMPUTE_WHAT_IS_ASKED: dict[str, Callable] = {
+    "Add": ops.add,
+    "AddExt": mint.add,
+    "BatchMatMul": ops.bmm,
+    "BatchMatMulExt": mint.bmm,
+    "BiasAdd": ops.bias_add,
+    "Dense": ops.dense,
+    "Div": mint.div,
+    "MatMul": ops.MatMul(transpose_b=True),
+    "MatMulExt": mint.matmul,
+    "Mul": ops.mul,
+    "Sub": ops.sub,
+    "SubExt": mint.sub,
+}
+SAVE_NOTHING: dict[str, Callable] = {
+    "Add": lambda x: ops.add(x, x),
+    "AddExt": lambda x: x + x,
+    "AddN": lambda x: ops.addn([x, x]),
+    "BiasAdd": lambda x: ops.bias_add(x, x[0]),
+    "BroadcastToView": lambda x: mint.broadcast_to(x, (2, 4, 6)),
+    "Cast": lambda x: x.astype(mindspore.float16),
+    "Concat": lambda x: mint.cat([x, x]),
+    "Contiguous": lambda x: x.swapaxes(0, 1).contiguous(),
+    "Divs": lambda x: x / 2.0,
+    "ExpandDimsView": lambda x: mint.unsqueeze(x, 0),
+    "Muls": lambda x: x * 2.0,
+    "Neg": lambda x: -x,
+    "ReduceMean": lambda x: ops.mean(x, -1, True),
+    "Reshape": lambda x: x.reshape(6, 4),
+    "SplitTensorView": lambda x: mint.split(x, 3, -1),
+    "StridedSlice": lambda x: x[1:],
+    "Sub": lambda x: ops.sub(x, x),
+    "SubExt": lambda x: x - x,
+    "SumExt": lambda x: x.sum(),
+    "Transpose": lambda x: ops.transpose(x, (1, 0)),
+    "TransposeView": lambda x: mint.permute(x, (1, 0)),
+}
+
+
+def test_all_that_is_known_of_operators_is_tested() -> None:
+    assert set(COMPUTE_WHAT_IS_ASKED) == autograd._COMPUTE_WHAT_IS_ASKED
+    assert set(SAVE_NOTHING) == autograd._SAVE_NOTHING
+
+
+@pytest.mark.parametrize("name", COMPUTE_WHAT_IS_ASKED)
+def test_operators_that_are_known_to_compute_what_is_asked_do(name: str) -> None:
+    first, second = {"BatchMatMul": ((2, 4, 4), (2, 4, 4)), "BiasAdd": ((4, 4), (4,))}.get(
+        name.removesuffix("Ext"), ((4, 4), (4, 4))
     )
-    values = [ones(*shape) for shape in shapes]
-    output, node = recorded(operator, *values)
+    values = [ones(*first), ones(*second)]
+    output, node = recorded(COMPUTE_WHAT_IS_ASKED[name], *values)
     seen: list[list[bool]] = []
-    assert autograd.computes_what_is_asked(node)
+    assert node.name() == name
     autograd.after_node(node, lambda passed_on, _: seen.append([grad is not None for grad in passed_on[:2]]))
     for value in values:
         autograd.run_backward([output], [ops.ones_like(output)], [value], keep_graph=True)
     assert seen == [[True, False], [False, True]]
 
 
-@pytest.mark.parametrize(
-    "operator",
-    [
-        lambda x: ops.add(x, x),
-        lambda x: x + x,
-        lambda x: ops.addn([x, x]),
-        lambda x: ops.bias_add(x, x[0]),
-        lambda x: x.astype(mindspore.float16),
-        lambda x: mint.cat([x, x]),
-        lambda x: x / 2.0,
-        lambda x: x * 2.0,
-        lambda x: -x,
-        lambda x: ops.mean(x, -1, True),
-        lambda x: ops.sub(x, x),
-        lambda x: x - x,
-        lambda x: x.sum(),
-        lambda x: mint.broadcast_to(x, (2, 4, 6)),
-        lambda x: x.swapaxes(0, 1).contiguous(),
-        lambda x: mint.unsqueeze(x, 0),
-        lambda x: x.reshape(6, 4),
-        lambda x: mint.split(x, 3, -1),
-        lambda x: x[1:],
-        lambda x: ops.transpose(x, (1, 0)),
-        lambda x: mint.permute(x, (1, 0)),
-    ],
-)
-def test_operators_that_are_known_to_save_nothing_do_not(operator: Callable) -> None:
-    saved = []
-    with saved_tensors_hooks(lambda tensor: saved.append(1) or tensor, lambda tensor: tensor):
-        _, node = recorded(operator, ones(4, 6))
-    assert autograd.saves_nothing(node), node.name()
+@pytest.mark.parametrize("name", SAVE_NOTHING)
+def test_operators_that_are_known_to_save_nothing_do_not(name: str) -> None:
+    saved: list[tuple[int, ...]] = []
+    x = ones(4, 6)
+    with saved_tensors_hooks(lambda tensor: saved.append(tensor.shape) or tensor, lambda tensor: tensor):
+        _, node = recorded(SAVE_NOTHING[name], x)
+    assert node.name() == name
     assert saved == []
-
-
-@pytest.mark.parametrize("operator", [ops.relu, ops.gelu, ops.tanh, lambda x: x * x, lambda x: ops.softmax(x, -1)])
-def test_operators_that_save_something_are_not_known_to_save_nothing(operator: Callable) -> None:
-    assert not autograd.saves_nothing(recorded(operator, ones(4, 6))[1])
 
 
 # Found once -----------------------------------------------------------------------------------------------------------
@@ -153,23 +153,103 @@ def test_an_output_that_turns_out_to_have_no_gradient() -> None:
             np.testing.assert_array_equal(one, other)
 
 
-# How gradients wait ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("keep_graph", [False, True])
-def test_each_gradient_that_waits_is_let_go_once_dw_has_used_it(keep_graph: bool) -> None:
-    x, hidden = ones(4, 4), []
+# What waits, and who may run the graph meanwhile ---------------------------------------------------------------------
+def linear_chain(kept: list[Tensor]) -> tuple[SplitBackward, Tensor]:
+    """Three products and two activations, and a gradient for the last product; `kept` gets the second product."""
+    x = ones(4, 4)
     with autograd.recording():
-        for weight in (FIRST, SECOND, FIRST):
-            hidden.append(mint.matmul(hidden[-1] if hidden else x, weight))
-    split = SplitBackward(hidden[-1], [x], [FIRST, SECOND])
-    split.inputs(Tensor(np.ones((4, 4), np.float32)))
-    waiting = [weakref.ref(grad) for grad in {id(grad): grad for grad in split.tensors()}.values()]
-    everything = storage_bytes(split.tensors())
-    alive: list[int] = []
-    for output in reversed(hidden):
-        autograd.after_node(
-            autograd.node_of(output), lambda *_: alive.append(sum(grad() is not None for grad in waiting))
-        )
-    split.weights(keep_graph)
-    # One per shape is there to start with, until the end.
-    assert alive == ([3, 3, 3] if keep_graph else [2, 1, 1])
-    assert storage_bytes(split.tensors()) == (everything if keep_graph else 0)
+        kept.append(mint.matmul(ops.tanh(mint.matmul(x, FIRST)), SECOND))
+        output = mint.matmul(ops.tanh(kept[0]), FIRST)
+    return SplitBackward(output, [x], [FIRST, SECOND]), Tensor(np.arange(16, dtype=np.float32).reshape(4, 4))
+
+
+def assert_same(seen: Any, expected: Any) -> None:
+    for one, other in zip(seen, expected, strict=True):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+def test_a_part_of_the_graph_that_a_model_keeps_is_its_own() -> None:
+    """Whoever runs it between dx and dw gets its own gradient, and dw is what it would have been."""
+    kept: list[Tensor] = []
+    split, grad = linear_chain(kept)
+    alone = autograd.run_backward(kept, [grad], [SECOND], keep_graph=True)
+    _, expected = split.full(grad)
+    split, _ = linear_chain(kept := [])
+    split.inputs(grad)
+    assert_same(autograd.run_backward(kept, [grad], [SECOND], keep_graph=True), alone)
+    assert_same(split.weights(), expected)
+
+
+def test_dw_that_failed_may_be_asked_for_again_if_the_graph_is_kept() -> None:
+    split, grad = linear_chain([])
+    _, expected = split.full(grad)
+    split, _ = linear_chain([])
+    split.inputs(grad)
+    errors = [ValueError("planted")]
+
+    def hook(weight_grad: Tensor) -> Tensor:
+        if errors:
+            raise errors.pop()
+        return weight_grad
+
+    handle = SECOND.register_hook(hook)
+    try:
+        with pytest.raises(ValueError, match="planted"):
+            split.weights(keep_graph=True)
+        assert_same(split.weights(keep_graph=True), expected)
+        assert_same(split.weights(), expected)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_dx_leaves_the_session_as_it_was(retain: bool) -> None:
+    split, grad = linear_chain([])
+    with recompute_session_ctx("a user's", retain_on_unpack=retain):
+        split.inputs(grad)
+        assert (dropped_reads() is None) == retain
+    split.release()
+
+
+class Hook:
+    """A hook that is in `left` until it is removed."""
+
+    def __init__(self, handle: Any, left: list[Hook]) -> None:
+        self._handle = handle
+        self._left = left
+        left.append(self)
+
+    def remove(self) -> None:
+        self._left.remove(self)
+        self._handle.remove()
+
+
+@pytest.mark.parametrize("last", ["weights", "release"])
+def test_no_hook_is_left(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    left: list[Hook] = []
+    for name in ("before_node", "after_node"):
+        set_hook = getattr(autograd, name)
+        monkeypatch.setattr(autograd, name, lambda *args, set_hook=set_hook: Hook(set_hook(*args), left))
+    split, grad = linear_chain([])
+    with recompute_session_ctx("drops", retain_on_unpack=False):
+        split.inputs(grad)
+        assert len(left) == 3  # at the products; those at the activations were for dx
+        getattr(split, last)()
+    assert left == []
+
+
+def test_after_dx_only_what_dw_reads_is_alive() -> None:
+    """Of three activations in a row, dw reads what the last one made."""
+    x, weight, grad = (Tensor(np.ones((4, 4), np.float32)) for _ in range(3))
+    weight = Parameter(weight, name="w")
+    x.requires_grad_()
+    before = live_tensor_count()
+    with autograd.recording():
+        output = mint.matmul(ops.tanh(ops.tanh(ops.tanh(x))), weight)
+    split = SplitBackward(output, [x], [weight])
+    del output
+    (input_grad,) = split.inputs(grad)
+    gc.collect()
+    assert live_tensor_count() - before == 2, "what the last activation made, and the gradient of the input"
+    del input_grad
+    split.weights()

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
@@ -135,7 +136,9 @@ class _Turn(enum.Enum):
 
 
 class _Visit:
-    """The engine's run, as the hooks of all branches of one graph see it.
+    """The engine's run, as the hooks at all branches see it.
+
+    Holds no node: a node holds its hooks, and that must not become a cycle.
 
     Args:
         reads: those of the session that dx is in if it drops what is read (rule 4), None where all is kept.
@@ -144,80 +147,45 @@ class _Visit:
     def __init__(self, reads: DroppedReads | None) -> None:
         self.reads = reads
         self.turn = _Turn.OTHER
+        self.arrived: dict[int, Gradients] = {}
+        """What arrived in dx at each branch, per output of the operator."""
+        self.passed_on: dict[int, Gradients] = {}
+        """What each branch handed over to weights in dx, per edge off the path; only of those that hand over at all."""
 
-    @contextlib.contextmanager
-    def dx(self, others: Iterable[autograd.Node]) -> Iterator[None]:
-        """dx runs. The operators of `others` have dropped what they read, although a branch before them kept that."""
-        hooks = []
-        if self.reads is not None:
-            readers = [node for node in others if not autograd.saves_nothing(node)]
-            hooks = [autograd.before_node(node, self.reads.drop) for node in readers]
-        self.turn = _Turn.DX
-        try:
-            yield
-        finally:
-            self.turn = _Turn.OTHER
-            for hook in hooks:
-                hook.remove()
+    def note(self, branch: int, grads: Gradients) -> Gradients | None:
+        """The hook before a branch: dx notes what arrives, dw gets that again (rule 9)."""
+        if self.turn is _Turn.DW:
+            return self.arrived[branch]
+        if self.turn is _Turn.DX:
+            self.arrived[branch] = grads
             if self.reads is not None:
-                self.reads.drop()
-
-    @contextlib.contextmanager
-    def dw(self) -> Iterator[None]:
-        """dw runs."""
-        self.turn = _Turn.DW
-        try:
-            yield
-        finally:
-            self.turn = _Turn.OTHER
-
-
-class _Arrived:
-    """The gradients seen at one branch. Holds no node: a node holds its hooks, and that must not become a cycle."""
-
-    __slots__ = ("_visit", "grads", "passed_on")
-
-    def __init__(self, visit: _Visit) -> None:
-        self._visit = visit
-        self.grads: Gradients | None = None
-        """What arrived in dx, per output of the operator; None if nothing did."""
-        self.passed_on: Gradients = ()
-
-    def note(self, grads: Gradients) -> Gradients | None:
-        """The hook before the branch: dx notes what arrives, dw gets that again (rule 9)."""
-        visit = self._visit
-        if visit.turn is _Turn.DW:
-            return self.grads
-        if visit.turn is _Turn.DX:
-            self.grads = grads
-            if visit.reads is not None:
-                visit.reads.keep()
+                self.reads.keep()
         return None
+
+    def keep(self, branch: int, to_weights: Sequence[int], passed_on: Gradients, _: Gradients) -> None:
+        """The hook after a branch: dx keeps what goes to weights, and of the rest nothing (rule 3)."""
+        if self.turn is _Turn.DX:
+            self.passed_on[branch] = tuple(passed_on[at] for at in to_weights)
 
 
 class _Branch:
     """An operator where weights leave the input path.
 
     Args:
+        number: of this branch in `visit`.
         node: the operator.
         edges: those off the path.
         visit: what its hooks ask.
     """
 
-    def __init__(self, node: autograd.Node, edges: list[autograd.Edge], visit: _Visit) -> None:
+    def __init__(self, number: int, node: autograd.Node, edges: list[autograd.Edge], visit: _Visit) -> None:
+        self._number = number
         self._node = node
-        self._arrived = arrived = _Arrived(visit)
-        self._hooks = [autograd.before_node(node, arrived.note)]
-        self._behind: list[autograd.Edge] = []
+        self._visit = visit
+        self._behind = edges
+        self._hooks = [autograd.before_node(node, functools.partial(visit.note, number))]
         if not autograd.computes_what_is_asked(node):
-            self._behind = edges
-            to_weights = [at for at, _, _, _ in edges]
-
-            def keep(passed_on: Gradients, _: Gradients) -> None:
-                """In dx keep what goes to weights, and of the rest nothing (rule 3)."""
-                if visit.turn is _Turn.DX:
-                    arrived.passed_on = tuple(passed_on[at] for at in to_weights)
-
+            keep = functools.partial(visit.keep, number, [at for at, _, _, _ in edges])
             self._hooks.append(autograd.after_node(node, keep))
 
     def starts(self) -> list[_Start]:
@@ -225,36 +193,31 @@ class _Branch:
 
         What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
         """
-        node, grads = self._node, self._arrived.grads
+        node, grads = self._node, self._visit.arrived.get(self._number)
         if grads is None:
             self.release()
             return []
-        if self._behind:
-            given = self._starts_behind()
-            if len(given) == len(self._behind) or autograd.is_custom_function(node):
-                self._forget()
+        passed_on = self._visit.passed_on.pop(self._number, None)
+        if passed_on is not None:
+            given = [
+                _Start(autograd.edge(child, index), child, grad)
+                for (_, child, _, index), grad in zip(self._behind, passed_on)
+                if grad is not None
+            ]
+            if len(given) == len(passed_on) or autograd.is_custom_function(node):
+                self.release()
                 self._node = node if any(autograd.is_custom_function(start.node) for start in given) else None
                 return given
-            self._arrived.passed_on = ()
         while len(self._hooks) > 1:
             self._hooks.pop().remove()
         return [_Start(autograd.edge(node, at), node, grad) for at, grad in enumerate(grads) if grad is not None]
 
-    def _starts_behind(self) -> list[_Start]:
-        pairs = zip(self._behind, self._arrived.passed_on)
-        return [
-            _Start(autograd.edge(child, index), child, grad) for (_, child, _, index), grad in pairs if grad is not None
-        ]
-
     def release(self) -> None:
         """Let go of the operator, with what it saved, and of its gradients."""
-        self._forget()
-        self._node, self._behind = None, []
-
-    def _forget(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._arrived.grads, self._arrived.passed_on = [], None, ()
+        self._hooks, self._behind, self._node = [], [], None
+        self._visit.arrived.pop(self._number, None)
 
 
 class SplitBackward:
@@ -309,9 +272,8 @@ class SplitBackward:
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
         self._visit = _Visit(dropped_reads())
-        self._branches = [_Branch(node, edges, self._visit) for node, edges in path.branches]
-        with self._visit.dx(path.others):
-            grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
+        self._branches = [_Branch(at, *branch, self._visit) for at, branch in enumerate(path.branches)]
+        grads = self._run_dx(on_path, (*self._inputs, *early), path.others)
         path.cut()
         self._starts = off_path + [start for branch in self._branches for start in branch.starts()]
         self._early = dict(zip(map(id, early), grads[len(self._inputs) :]))
@@ -325,8 +287,11 @@ class SplitBackward:
             keep_graph: keep what dw reads, so that it may be asked for again.
         """
         late = [weight for weight in self._trained if id(weight) not in self._early]
-        with self._visit.dw():
+        self._visit.turn = _Turn.DW
+        try:
             found = {**self._early, **dict(zip(map(id, late), _run(self._starts, late, keep_graph)))}
+        finally:
+            self._visit.turn = _Turn.OTHER
         if not keep_graph:
             self.release()
         return tuple(found.get(id(weight)) for weight in self._weights)
@@ -349,6 +314,22 @@ class SplitBackward:
         for branch in self._branches:
             branch.release()
         self._outputs, self._found, self._starts, self._branches, self._early, self._inputs = None, None, [], [], {}, ()
+
+    def _run_dx(self, starts: Sequence[_Start], wanted: Sequence[Tensor], others: Iterable[autograd.Node]) -> Gradients:
+        """Run dx. The operators of `others` have dropped what they read, although a branch before them kept that."""
+        visit, hooks = self._visit, []
+        if visit.reads is not None:
+            readers = [node for node in others if not autograd.saves_nothing(node)]
+            hooks = [autograd.before_node(node, visit.reads.drop) for node in readers]
+        visit.turn = _Turn.DX
+        try:
+            return _run(starts, wanted, keep_graph=True)
+        finally:
+            visit.turn = _Turn.OTHER
+            for hook in hooks:
+                hook.remove()
+            if visit.reads is not None:
+                visit.reads.drop()
 
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:
         """The input path, and the weights that rule 8 makes inputs of it."""

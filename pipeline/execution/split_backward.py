@@ -1,7 +1,7 @@
 """dx and dw as two backward passes over one recorded forward.
 
 The gradients of the inputs (dx) are wanted at once by the stage before; the gradients of the weights (dw) can wait.
-The split is exact and computes nothing twice:
+The split computes nothing twice and is exact, up to the order in which a weight's three or more parts are added:
 
 1. An operator lies on the input path when its gradient leads to an input. dx runs these operators only.
    A weight leaves the path at a branch: an operator on the path with an edge off the path that leads to a weight.
@@ -13,10 +13,11 @@ The split is exact and computes nothing twice:
    what is read keeps more than dw reads: a tensor that a branch saved holds the operator that made it, cut or not.
 5. After dx every edge along the input path is cut. From a branch dw therefore goes to weights only, although another
    branch may lie below it (`h = w(x); v(h) + w(v(h))`), and the operators between branches are freed with all that they
-   saved: what is alive between dx and dw is what dw reads.
+   saved: what is alive between dx and dw is what dw reads, but for rule 8.
 6. An output off the input path (`aux ** 2`) waits for dw with the gradient that it was given.
 7. Without an input that needs a gradient there is no path: dx does nothing, dw is the full backward.
-8. A custom function lives only as long as an operator above holds it. So a branch with one behind it stays until dw.
+8. A custom function lives only as long as an operator above holds it. So a branch with one behind it stays until dw,
+   with what it saved.
    A branch that is a custom function itself goes when its edge is cut; a weight that is reached from there through
    another custom function gets its gradient in dx, as an input does, and dw hands it out.
 9. A user's hook on a branch's tensor changes its gradient in dx; dw takes that gradient, not the hook's second answer.
@@ -110,14 +111,14 @@ class _Path:
                     self.others.append(node)
             elif off:
                 to_weight.add(key)
-        self.unreachable = self._unholdable()
-        """Rule 8: ids of custom functions off the path that only a custom function on it holds, and of all below."""
+        self.unreachable = self._custom_behind_custom()
+        """Rule 8: ids of custom functions off the path behind a custom function on it, and of all below."""
         if self.unreachable:
             for key, _, edges in reversed(nodes):
                 if key in self.unreachable:
                     self.unreachable.update(child_key for _, _, child_key, _ in edges)
 
-    def _unholdable(self) -> set[int]:
+    def _custom_behind_custom(self) -> set[int]:
         custom = autograd.is_custom_function
         return {key for node, off in self.branches if custom(node) for _, child, key, _ in off if custom(child)}
 
@@ -136,7 +137,7 @@ class _Turn(enum.Enum):
 
 
 class _Visit:
-    """The engine's run, as the hooks at all branches see it.
+    """What the hooks at all branches know (who runs the graph) and what they keep.
 
     Holds no node: a node holds its hooks, and that must not become a cycle.
 
@@ -188,7 +189,7 @@ class _Branch:
             keep = functools.partial(visit.keep, number, [at for at, _, _, _ in edges])
             self._hooks.append(autograd.after_node(node, keep))
 
-    def starts(self) -> list[_Start]:
+    def become_starts(self) -> list[_Start]:
         """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs.
 
         What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
@@ -271,11 +272,13 @@ class SplitBackward:
         (path, early), self._found = self._found, None
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
+        for branch in self._branches:
+            branch.release()  # of a dx that failed
         self._visit = _Visit(dropped_reads())
         self._branches = [_Branch(at, *branch, self._visit) for at, branch in enumerate(path.branches)]
         grads = self._run_dx(on_path, (*self._inputs, *early), path.others)
         path.cut()
-        self._starts = off_path + [start for branch in self._branches for start in branch.starts()]
+        self._starts = off_path + [start for branch in self._branches for start in branch.become_starts()]
         self._early = dict(zip(map(id, early), grads[len(self._inputs) :]))
         self._outputs = None
         return grads[: len(self._inputs)]
@@ -314,6 +317,7 @@ class SplitBackward:
         for branch in self._branches:
             branch.release()
         self._outputs, self._found, self._starts, self._branches, self._early, self._inputs = None, None, [], [], {}, ()
+        self._visit = _Visit(None)
 
     def _run_dx(self, starts: Sequence[_Start], wanted: Sequence[Tensor], others: Iterable[autograd.Node]) -> Gradients:
         """Run dx. The operators of `others` have dropped what they read, although a branch before them kept that."""

@@ -5,7 +5,7 @@
 2. A block's inputs, its function and the cached outputs of its excluded regions serve its replay only. Where there is
    one session, all may go once the block has been replayed for it; no placeholder will ask for them again.
 3. A tensor that was saved keeps the operator that made it, with what that one saved. So in dx what is read for the last
-   time is dropped when it is read: `retain_reads` says for which reads that is not so.
+   time is dropped when it is read: `DroppedReads` says for which reads that is not so.
 4. What operators outside of checkpointed blocks save cannot be seen from Python. `SavedTensors` looks at it through a
    pack hook. The hook costs time at each operator, so it is put around one forward of each kind, not around all.
 """

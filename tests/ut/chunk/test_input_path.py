@@ -222,18 +222,54 @@ class Hook:
         self._handle.remove()
 
 
-@pytest.mark.parametrize("last", ["weights", "release"])
-def test_no_hook_is_left(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Hook]:
+    """The hooks at nodes that have been set and not removed."""
     left: list[Hook] = []
     for name in ("before_node", "after_node"):
         set_hook = getattr(autograd, name)
         monkeypatch.setattr(autograd, name, lambda *args, set_hook=set_hook: Hook(set_hook(*args), left))
+    return left
+
+
+@pytest.mark.parametrize("last", ["weights", "release"])
+def test_no_hook_is_left(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    left = watched(monkeypatch)
     split, grad = linear_chain([])
     with recompute_session_ctx("drops", retain_on_unpack=False):
         split.inputs(grad)
         assert len(left) == 3  # at the products; those at the activations were for dx
         getattr(split, last)()
     assert left == []
+
+
+def test_a_dx_that_failed_leaves_no_gradient_and_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when it is let go, nor when dx is asked for again."""
+    left = watched(monkeypatch)
+    x, errors = ones(4, 4), []
+
+    def fail(grad: Tensor) -> Tensor:
+        if errors:
+            raise errors.pop()
+        return grad
+
+    with autograd.recording():
+        hidden = ops.tanh(x)
+        hidden.register_hook(fail)
+        output = ops.addn([hidden, FIRST * 2])
+    for last in ("release", "inputs"):
+        split, grad = SplitBackward(output, [x], [FIRST]), ops.ones_like(output)
+        errors.append(ValueError("planted"))
+        with pytest.raises(ValueError, match="planted"):
+            split.inputs(grad)
+        assert split._visit.passed_on
+        assert left
+        if last == "inputs":
+            split.inputs(grad)
+            split.weights()
+        split.release()
+        assert left == []
+        assert not split._visit.passed_on
+        assert not split._visit.arrived
 
 
 def test_after_dx_the_operators_between_are_gone() -> None:

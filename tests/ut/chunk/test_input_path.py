@@ -15,6 +15,7 @@ from hyper_parallel.platform.mindspore.recompute import recompute_session_ctx
 from hyper_parallel.platform.mindspore.retention import SavedTensors, dropped_reads
 from pipeline.execution.chunk import Chunk
 from pipeline.execution.split_backward import SplitBackward
+from tests.ut.chunk.programs import assert_same
 from tests.ut.chunk.stacks import Stack, micro_batch, one_region
 
 
@@ -33,20 +34,21 @@ def recorded(operator: Callable, *values: Tensor) -> tuple[Any, Any]:
     return output, autograd.node_of(output)
 
 
-COMPUTE_WHAT_IS_ASKED: dict[str, Callable] = {
-    "Add": ops.add,
-    "AddExt": mint.add,
-    "BatchMatMul": ops.bmm,
-    "BatchMatMulExt": mint.bmm,
-    "BiasAdd": ops.bias_add,
-    "Dense": ops.dense,
-    "Div": mint.div,
-    "MatMul": ops.MatMul(transpose_b=True),
-    "MatMulExt": mint.matmul,
-    "Mul": ops.mul,
-    "Sub": ops.sub,
-    "SubExt": mint.sub,
-}
+COMPUTE_WHAT_IS_ASKED: list[tuple[str, Callable]] = [
+    ("Add", ops.add),
+    ("AddExt", mint.add),
+    ("BatchMatMul", ops.bmm),
+    ("BatchMatMulExt", mint.bmm),
+    ("BiasAdd", ops.bias_add),
+    ("Dense", ops.dense),
+    ("Div", mint.div),
+    ("MatMul", ops.MatMul(transpose_b=True)),
+    ("MatMulExt", mint.matmul),
+    ("MatMulExt", ops.matmul),
+    ("Mul", ops.mul),
+    ("Sub", ops.sub),
+    ("SubExt", mint.sub),
+]
 SAVE_NOTHING: dict[str, Callable] = {
     "Add": lambda x: ops.add(x, x),
     "AddExt": lambda x: x + x,
@@ -73,19 +75,20 @@ SAVE_NOTHING: dict[str, Callable] = {
 
 
 def test_all_that_is_known_of_operators_is_tested() -> None:
-    assert set(COMPUTE_WHAT_IS_ASKED) == autograd._COMPUTE_WHAT_IS_ASKED
+    assert {name for name, _ in COMPUTE_WHAT_IS_ASKED} == autograd._COMPUTE_WHAT_IS_ASKED
     assert set(SAVE_NOTHING) == autograd._SAVE_NOTHING
 
 
-@pytest.mark.parametrize("name", COMPUTE_WHAT_IS_ASKED)
-def test_operators_that_are_known_to_compute_what_is_asked_do(name: str) -> None:
+@pytest.mark.parametrize(("name", "operator"), COMPUTE_WHAT_IS_ASKED)
+def test_operators_that_are_known_to_compute_what_is_asked_do(name: str, operator: Callable) -> None:
     first, second = {"BatchMatMul": ((2, 4, 4), (2, 4, 4)), "BiasAdd": ((4, 4), (4,))}.get(
         name.removesuffix("Ext"), ((4, 4), (4, 4))
     )
     values = [ones(*first), ones(*second)]
-    output, node = recorded(COMPUTE_WHAT_IS_ASKED[name], *values)
+    output, node = recorded(operator, *values)
     seen: list[list[bool]] = []
     assert node.name() == name
+    assert autograd.computes_what_is_asked(node)
     autograd.after_node(node, lambda passed_on, _: seen.append([grad is not None for grad in passed_on[:2]]))
     for value in values:
         autograd.run_backward([output], [ops.ones_like(output)], [value], keep_graph=True)
@@ -99,6 +102,7 @@ def test_operators_that_are_known_to_save_nothing_do_not(name: str) -> None:
     with saved_tensors_hooks(lambda tensor: saved.append(tensor.shape) or tensor, lambda tensor: tensor):
         _, node = recorded(SAVE_NOTHING[name], x)
     assert node.name() == name
+    assert autograd.saves_nothing(node)
     assert saved == []
 
 
@@ -152,36 +156,30 @@ def test_an_output_that_turns_out_to_have_no_gradient() -> None:
 
 
 # What waits, and who may run the graph meanwhile ---------------------------------------------------------------------
-def linear_chain(kept: list[Tensor]) -> tuple[SplitBackward, Tensor]:
-    """Three products and two activations, and a gradient for the last product; `kept` gets the second product."""
+def linear_chain() -> tuple[SplitBackward, Tensor, Tensor]:
+    """Three products and two activations: the split, a gradient for the last product, and the second product."""
     x = ones(4, 4)
     with autograd.recording():
-        kept.append(mint.matmul(ops.tanh(mint.matmul(x, FIRST)), SECOND))
-        output = mint.matmul(ops.tanh(kept[0]), FIRST)
-    return SplitBackward(output, [x], [FIRST, SECOND]), Tensor(np.arange(16, dtype=np.float32).reshape(4, 4))
-
-
-def assert_same(seen: Any, expected: Any) -> None:
-    for one, other in zip(seen, expected, strict=True):
-        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+        kept = mint.matmul(ops.tanh(mint.matmul(x, FIRST)), SECOND)
+        output = mint.matmul(ops.tanh(kept), FIRST)
+    return SplitBackward(output, [x], [FIRST, SECOND]), Tensor(np.arange(16, dtype=np.float32).reshape(4, 4)), kept
 
 
 def test_a_part_of_the_graph_that_a_model_keeps_is_its_own() -> None:
     """Whoever runs it between dx and dw gets its own gradient, and dw is what it would have been."""
-    kept: list[Tensor] = []
-    split, grad = linear_chain(kept)
-    alone = autograd.run_backward(kept, [grad], [SECOND], keep_graph=True)
+    split, grad, kept = linear_chain()
+    alone = autograd.run_backward([kept], [grad], [SECOND], keep_graph=True)
     _, expected = split.full(grad)
-    split, _ = linear_chain(kept := [])
+    split, _, kept = linear_chain()
     split.inputs(grad)
-    assert_same(autograd.run_backward(kept, [grad], [SECOND], keep_graph=True), alone)
+    assert_same(autograd.run_backward([kept], [grad], [SECOND], keep_graph=True), alone)
     assert_same(split.weights(), expected)
 
 
 def test_dw_that_failed_may_be_asked_for_again_if_the_graph_is_kept() -> None:
-    split, grad = linear_chain([])
+    split, grad, _ = linear_chain()
     _, expected = split.full(grad)
-    split, _ = linear_chain([])
+    split, _, _ = linear_chain()
     split.inputs(grad)
     errors = [ValueError("planted")]
 
@@ -202,7 +200,7 @@ def test_dw_that_failed_may_be_asked_for_again_if_the_graph_is_kept() -> None:
 
 @pytest.mark.parametrize("retain", [False, True])
 def test_dx_leaves_the_session_as_it_was(retain: bool) -> None:
-    split, grad = linear_chain([])
+    split, grad, _ = linear_chain()
     with recompute_session_ctx("a user's", retain_on_unpack=retain):
         split.inputs(grad)
         assert (dropped_reads() is None) == retain
@@ -234,7 +232,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Hook]:
 @pytest.mark.parametrize("last", ["weights", "release"])
 def test_no_hook_is_left(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
     left = watched(monkeypatch)
-    split, grad = linear_chain([])
+    split, grad, _ = linear_chain()
     with recompute_session_ctx("drops", retain_on_unpack=False):
         split.inputs(grad)
         assert len(left) == 3  # at the products; those at the activations were for dx

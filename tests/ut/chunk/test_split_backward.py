@@ -3,268 +3,40 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, mint, nn, ops
-from mindspore.common._grad_function import _Function
+from mindspore import Parameter, Tensor, mint, ops
 
 from hyper_parallel.core.activation_checkpoint import checkpoint
 from hyper_parallel.platform.mindspore import autograd
 from hyper_parallel.platform.mindspore.memory import live_tensor_count
-from pipeline.execution.nest import leaves, map_leaves
 from pipeline.execution.retention import RecomputeSession
-from pipeline.execution.split_backward import SplitBackward, forward_and_gradfn
-
-RNG = np.random.default_rng(7)
-
-
-def tensor(*shape: int) -> Tensor:
-    return Tensor(RNG.standard_normal(shape).astype(np.float32))
-
-
-def parameter(name: str, *shape: int) -> Parameter:
-    return Parameter(tensor(*shape), name=name)
-
-
-def leaf(*shape: int) -> Tensor:
-    x = tensor(*shape)
-    x.requires_grad_()
-    return x
-
-
-class Scale(_Function):
-    """x * w with a backward of its own that counts its runs."""
-
-    runs = 0
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        Scale.runs += 1
-        x, w = ctx.saved_tensors
-        return grad * w, grad * x
-
-
-class Pair(_Function):
-    """Two outputs; the first one's gradient may be missing."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, w)
-        return x * w, x + w
-
-    @staticmethod
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = ctx.saved_tensors
-        return first * w + second, first * x + second
-
-
-class NoWeightGradient(_Function):
-    """x * w where w is taken for a constant."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * ctx.saved_tensors[0], None
-
-
-W, V, U = parameter("w", 4, 4), parameter("v", 4, 4), parameter("u", 4, 4)
-BIAS, GAMMA, BETA = parameter("bias", 4), parameter("gamma", 4), parameter("beta", 4)
-FROZEN = Parameter(tensor(4, 4), name="frozen", requires_grad=False)
-NORM = nn.LayerNorm((4,))
-DENSE = nn.Dense(4, 4)
-
-
-def used_twice(x: Tensor) -> Tensor:
-    return mint.matmul(ops.relu(mint.matmul(x, W)), W)
-
-
-def parent_and_child(x: Tensor) -> Tensor:
-    h = mint.matmul(x, W)
-    g = mint.matmul(h, V)
-    return g + mint.matmul(g, W)
-
-
-def off_the_path(x: Tensor) -> tuple[Tensor, Tensor]:
-    return mint.matmul(x, W), U**2
-
-
-def off_the_path_shared(x: Tensor) -> tuple[Tensor, Tensor]:
-    square = U**2
-    return mint.matmul(x, square), square.sum()
-
-
-def through_a_common_function(x: Tensor) -> Tensor:
-    half = W * 0.5
-    return mint.matmul(ops.tanh(mint.matmul(x, half)), half) + mint.matmul(x, W)
-
-
-def split_unevenly(x: Tensor) -> Tensor:
-    first, second = mint.split(mint.matmul(x, W), 2, 1)
-    third, _ = mint.split(second * BIAS[:2], 1, 1)
-    return third + first.sum()
-
-
-def split_one_part(x: Tensor) -> Tensor:
-    _, second = mint.split(mint.matmul(x, W), 2, 1)
-    return second * 2
-
-
-def views(x: Tensor) -> Tensor:
-    h = mint.matmul(x, W).reshape(2, 2, 4).transpose(1, 0, 2)[1:].reshape(-1, 4)
-    return mint.matmul(h.swapaxes(0, 1).reshape(-1, 2), V[:2]) + V.reshape(-1)[:4]
-
-
-def own_function(x: Tensor) -> Tensor:
-    return mint.matmul(Scale.apply(mint.matmul(x, W), BIAS.reshape(1, 4).broadcast_to((4, 4))), V)
-
-
-def own_function_of_a_weight(x: Tensor) -> Tensor:
-    return Scale.apply(Scale.apply(x, W), W)
-
-
-def own_function_two_outputs(x: Tensor) -> Tensor:
-    first, second = Pair.apply(x, W)
-    return first * 2 + mint.matmul(second, V)
-
-
-def own_function_one_output_used(x: Tensor) -> Tensor:
-    first, _ = Pair.apply(x, W)
-    return first * 2
-
-
-def own_function_without_weight_gradient(x: Tensor) -> Tensor:
-    return NoWeightGradient.apply(mint.matmul(x, V), W)
-
-
-def own_functions_on_weights_of_own_functions(x: Tensor) -> Tensor:
-    h = Scale.apply(mint.matmul(x, V), Scale.apply(W, BIAS.reshape(1, 4).broadcast_to((4, 4))))
-    return Scale.apply(h, Scale.apply(Scale.apply(W, U), V)) + W
-
-
-def own_functions_above_own_functions(x: Tensor) -> Tensor:
-    """The upper one on the weight leads to no weight but through the lower one."""
-    lower = Scale.apply(W, U)
-    return Scale.apply(mint.matmul(x, V), Scale.apply(lower, Tensor(np.full((4, 4), 2, np.float32))))
-
-
-def operator_above_own_function(x: Tensor) -> Tensor:
-    """The sum and the concatenation hand over the gradient of what the own function made, which only they hold."""
-    h = ops.addn([x, Scale.apply(W, V)])
-    return mint.cat((h, Scale.apply(U, V)), 0)[2:6]
-
-
-def off_the_path_own_function(x: Tensor) -> tuple[Tensor, Tensor]:
-    quantized = Scale.apply(W, U)
-    return Scale.apply(x, quantized), Scale.apply(quantized, V)
-
-
-def norms(x: Tensor) -> Tensor:
-    return NORM(mint.matmul(NORM(x) * GAMMA + BETA, W))
-
-
-def dense(x: Tensor) -> Tensor:
-    return x + DENSE(ops.gelu(DENSE(x)))
-
-
-def concatenated(x: Tensor) -> Tensor:
-    return mint.matmul(ops.cat([x, W], 0), V) + ops.cat([x, ops.zeros_like(W)], 0)
-
-
-def selected(x: Tensor) -> Tensor:
-    return ops.where(x > 0, x * BIAS, U)
-
-
-def no_gradient_outputs(x: Tensor) -> tuple[Any, ...]:
-    h = mint.matmul(x, W)
-    return h, ops.argmax(h, 1), None, 3, ops.stop_gradient(h), {"aux": h * V}
-
-
-def passed_through(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x, mint.matmul(x, W)
-
-
-def same_output_twice(x: Tensor) -> tuple[Tensor, Tensor]:
-    h = mint.matmul(x, W)
-    return h, h
-
-
-def frozen_weight(x: Tensor) -> Tensor:
-    return mint.matmul(mint.matmul(x, FROZEN), W)
-
-
-def no_weight_used(x: Tensor) -> Tensor:
-    return ops.tanh(x) * 2
-
-
-def weights_only(x: Tensor) -> Tensor:
-    return mint.matmul(ops.stop_gradient(x), W) * V
-
-
-CASES: list[Callable] = [
-    used_twice,
-    parent_and_child,
-    off_the_path,
-    off_the_path_shared,
-    through_a_common_function,
-    split_unevenly,
-    split_one_part,
-    views,
-    own_function,
-    own_function_of_a_weight,
-    own_function_two_outputs,
-    own_function_one_output_used,
-    own_function_without_weight_gradient,
-    own_functions_on_weights_of_own_functions,
-    own_functions_above_own_functions,
-    operator_above_own_function,
-    off_the_path_own_function,
+from pipeline.execution.split_backward import SplitBackward
+from tests.ut.chunk.programs import (
+    CASES,
+    WEIGHTS,
+    Scale,
+    U,
+    V,
+    W,
+    assert_same,
+    engine_gradients,
+    gradients_for,
+    leaf,
     norms,
-    dense,
-    concatenated,
-    selected,
-    no_gradient_outputs,
-    passed_through,
-    same_output_twice,
-    frozen_weight,
-    no_weight_used,
-    weights_only,
-]
-WEIGHTS = [W, V, U, BIAS, GAMMA, BETA, FROZEN, *NORM.trainable_params(), *DENSE.trainable_params()]
-
-
-def recorded(fn: Callable, *inputs: Any, weights: Sequence[Parameter] = WEIGHTS) -> tuple[Any, SplitBackward]:
-    with autograd.recording():
-        outputs = fn(*inputs)
-    needing = [x for x in leaves(inputs) if isinstance(x, Tensor) and autograd.requires_grad(x)]
-    return outputs, SplitBackward(outputs, needing, weights)
-
-
-def gradients_for(outputs: Any) -> Any:
-    def one(output: Any) -> Any:
-        needed = isinstance(output, Tensor) and autograd.requires_grad(output)
-        return tensor(*output.shape) if needed else None
-
-    return map_leaves(one, outputs)
-
-
-def assert_same(seen: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
-    assert [grad is None for grad in seen] == [grad is None for grad in expected]
-    for one, other in zip(seen, expected):
-        if one is not None:
-            np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+    off_the_path,
+    own_function_of_a_weight,
+    parameter,
+    parent_and_child,
+    recorded,
+    tensor,
+    used_twice,
+    views,
+)
 
 
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
@@ -277,33 +49,6 @@ def test_split_is_bitwise_the_full_backward(fn: Callable) -> None:
     del outputs
     assert_same(split.inputs(grads), input_grads)
     assert_same(split.weights(), weight_grads)
-
-
-def engine_gradients(fn: Callable, x: Tensor, grads: Any) -> tuple[Tensor | None, ...]:
-    """The gradients of x and of `WEIGHTS` by one run of MindSpore's engine from all outputs, nothing else involved."""
-    with autograd.recording():
-        outputs = fn(x)
-    pairs = [(output, grad) for output, grad in zip(leaves(outputs), leaves(grads)) if grad is not None]
-    trained = [weight for weight in WEIGHTS if weight is not FROZEN]
-    made = autograd.run_backward(*map(list, zip(*pairs)), [x, *trained], keep_graph=False)
-    found = dict(zip(map(id, trained), made[1:]))
-    return (made[0], *(found.get(id(weight)) for weight in WEIGHTS))
-
-
-@pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
-def test_forward_and_gradfn_is_bitwise_the_engine_whole_and_split(fn: Callable) -> None:
-    x = leaf(4, 4)
-    with autograd.recording():
-        grads = gradients_for(fn(x))
-    expected = engine_gradients(fn, x, grads)
-    result, grad_fn = forward_and_gradfn(fn, x, weights=WEIGHTS, grad_position=0)
-    assert [type(one) for one in leaves(result)] == [type(one) for one in leaves(fn(x))]
-    input_grad, weight_grads = grad_fn(grads)
-    assert_same([input_grad, *weight_grads], expected)
-    _, grad_fn = forward_and_gradfn(fn, x, weights=WEIGHTS)
-    assert_same(grad_fn.compute_input_grad(grads), expected[:1])
-    for keep_graph in (True, False):
-        assert_same(grad_fn.compute_weight_grad(keep_graph), expected[1:])
 
 
 @pytest.mark.parametrize("fn", [used_twice, parent_and_child, norms, views], ids=lambda fn: fn.__name__)
@@ -453,117 +198,6 @@ def test_wrong_nest_of_gradients_is_told() -> None:
         split.inputs((tensor(4, 4),))
     with pytest.raises(ValueError, match="outputs is a tuple, but the gradient given for it is a Tensor"):
         split.inputs(tensor(4, 4))
-
-
-def test_forward_and_gradfn_whole_and_split_agree() -> None:
-    net = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 4))
-    x, sens = tensor(3, 4), tensor(3, 4)
-    expected_input, expected = ms.grad(lambda x: (net(x) * sens).sum(), (0,), list(net.trainable_params()))(x)
-
-    outputs, grad_fn = forward_and_gradfn(net, x)
-    np.testing.assert_array_equal(outputs.asnumpy(), net(x).asnumpy())
-    (input_grad,), weight_grads = grad_fn(sens)
-    assert_same([input_grad, *weight_grads], [expected_input, *expected])
-
-    _, grad_fn = forward_and_gradfn(net, x, grad_position=0)
-    assert_same([grad_fn.compute_input_grad(sens)], [expected_input])
-    assert_same(grad_fn.compute_weight_grad(keep_graph=True), expected)
-    assert_same(grad_fn.compute_weight_grad(), expected)
-    total = [grad * 3 for grad in expected]
-    for weight, grad in zip(net.trainable_params(), total):
-        np.testing.assert_allclose(autograd.gradient_of(weight).asnumpy(), grad.asnumpy(), rtol=1e-6)
-    with pytest.raises(RuntimeError, match="compute_weight_grad was asked for, but nothing more comes next"):
-        grad_fn.compute_weight_grad()
-
-
-def test_forward_and_gradfn_with_aux_and_positions() -> None:
-    def fn(pair: tuple[Tensor, Tensor], x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        h = mint.matmul(pair[1], W) * x
-        return h.sum() * factor, h
-
-    index, y, x = Tensor([1]), tensor(4, 4), tensor(4, 4)
-    (value, aux), grad_fn = forward_and_gradfn(fn, (index, y), x, weights=[W], has_aux=True, factor=2.0)
-    assert value.shape == () and autograd.node_of(aux) is None
-    (none, y_grad), x_grad = grad_fn.compute_input_grad()
-    (weight_grad,) = grad_fn.compute_weight_grad()
-    assert none is None
-    expected = ms.grad(lambda y, x: fn((index, y), x, 2.0)[0], (0, 1), [W])(y, x)
-    assert_same([y_grad, x_grad, weight_grad], [*expected[0], *expected[1]])
-    with pytest.raises(ValueError, match="grad_position is 2, but there are 2 inputs"):
-        forward_and_gradfn(fn, (index, y), x, grad_position=2)
-
-
-def test_forward_and_gradfn_with_nothing_to_differentiate() -> None:
-    index, sens = Tensor([[1, 0], [3, 3]]), tensor(2, 2, 4)
-    # A first stage: only integers come in, so dw is the full backward.
-    _, grad_fn = forward_and_gradfn(lambda index, none: W[index], index, None, weights=[W])
-    assert grad_fn.compute_input_grad(sens) == (None, None)
-    (weight_grad,) = grad_fn.compute_weight_grad()
-    _, expected = forward_and_gradfn(lambda index: W[index], index, weights=[W])[1](sens)
-    assert_same([weight_grad], expected)
-    # A frozen stage: no weights.
-    x, sens = tensor(4, 4), tensor(4, 4)
-    result, grad_fn = forward_and_gradfn(used_twice, x)
-    np.testing.assert_array_equal(result.asnumpy(), used_twice(x).asnumpy())
-    (input_grad,) = grad_fn.compute_input_grad(sens)
-    assert grad_fn.compute_weight_grad() == ()
-    assert_same([input_grad], engine_gradients(used_twice, leaf_of(x), sens)[:1])
-    # Neither: nothing is recorded, and nothing is asked for.
-    _, grad_fn = forward_and_gradfn(lambda index: index + 1, index)
-    assert grad_fn() == ((None,), ())
-
-
-def leaf_of(x: Tensor) -> Tensor:
-    return autograd.detached(x, needs_grad=True)
-
-
-def test_forward_and_gradfn_with_dropped_outputs() -> None:
-    x = leaf(4, 4)
-    for sens in ((None, tensor(4, 4)), (tensor(4, 4), None)):
-        expected = engine_gradients(off_the_path, x, sens)
-        _, grad_fn = forward_and_gradfn(off_the_path, x, weights=WEIGHTS)
-        assert_same([*grad_fn.compute_input_grad(sens), *grad_fn.compute_weight_grad()], expected)
-
-
-def test_a_weight_given_twice_gets_its_gradient_once() -> None:
-    weight, x, sens = parameter("twice", 4, 4), tensor(4, 4), tensor(4, 4)
-    _, grad_fn = forward_and_gradfn(lambda x: mint.matmul(x, weight), x, weights=iter([weight, weight]))
-    grad_fn.compute_input_grad(sens)
-    first, second = grad_fn.compute_weight_grad()
-    assert_same([first, second], [autograd.gradient_of(weight)] * 2)
-
-
-def test_forward_and_gradfn_after_an_error_has_nothing_more_to_give() -> None:
-    _, grad_fn = forward_and_gradfn(used_twice, tensor(4, 4), weights=[W])
-    with pytest.raises(ValueError, match=r"the gradient given for it is Float32 \(2, 4\)"):
-        grad_fn.compute_input_grad(tensor(2, 4))
-    with pytest.raises(RuntimeError, match="compute_weight_grad was asked for, but nothing more comes next"):
-        grad_fn.compute_weight_grad()
-
-
-def test_forward_and_gradfn_with_aux_but_one_output() -> None:
-    with pytest.raises(
-        ValueError, match="has_aux says that fn returns an output and more, in a tuple, but it returned a"
-    ):
-        forward_and_gradfn(used_twice, tensor(4, 4), has_aux=True)
-
-
-def test_gradfn_shares_one_replay_and_keeps_nothing() -> None:
-    runs = []
-
-    def block(x: Tensor) -> Tensor:
-        runs.append(1)
-        return mint.matmul(ops.tanh(mint.matmul(x, W)), V)
-
-    x, sens = leaf(4, 4), tensor(4, 4)
-    expected = engine_gradients(block, x, sens)
-    runs.clear()
-    _, grad_fn = forward_and_gradfn(lambda x: checkpoint(block, x), x, weights=WEIGHTS)
-    assert_same(grad_fn.compute_input_grad(sens), expected[:1])
-    assert_same(grad_fn.compute_weight_grad(keep_graph=True), expected[1:])
-    assert_same(grad_fn.compute_weight_grad(), expected[1:])
-    assert len(runs) == 2
-    assert list(grad_fn._session.tensors()) == []
 
 
 def fused(x: Tensor) -> Tensor:

@@ -209,8 +209,6 @@ class _Branch:
                 self.release()
                 self._node = node if any(autograd.is_custom_function(start.node) for start in given) else None
                 return given
-        while len(self._hooks) > 1:
-            self._hooks.pop().remove()
         return [_Start(autograd.edge(node, at), node, grad) for at, grad in enumerate(grads) if grad is not None]
 
     def release(self) -> None:
@@ -258,7 +256,7 @@ class SplitBackward:
         Errors:
             ValueError: a gradient does not fit its output, or is missing for an output that is no scalar.
         """
-        starts, self._found = self._given(output_grads), None
+        starts = self._given(output_grads)
         grads = _run(starts, self._inputs + self._trained, keep_graph=False)
         count = len(self._inputs)
         found = dict(zip(map(id, self._trained), grads[count:]))
@@ -316,7 +314,8 @@ class SplitBackward:
         """Let go of the graph and of all gradients that wait."""
         for branch in self._branches:
             branch.release()
-        self._outputs, self._found, self._starts, self._branches, self._early, self._inputs = None, None, [], [], {}, ()
+        self._outputs = self._found = None
+        self._starts, self._branches, self._early, self._inputs = [], [], {}, ()
         self._visit = _Visit(None)
 
     def _run_dx(self, starts: Sequence[_Start], wanted: Sequence[Tensor], others: Iterable[autograd.Node]) -> Gradients:
@@ -341,7 +340,7 @@ class SplitBackward:
         late: Sequence[Parameter] = self._trained
         while True:
             path = _Path(roots, (*self._inputs, *early), late)
-            # Never without a weight: an edge off the path leads to one.
+            # Each of these leads to a weight, as edges off the path do; so there are fewer each time.
             more = {id(weight): weight for weight in late if autograd.leaf_ids([weight]) & path.unreachable}
             if not more:
                 return path, early

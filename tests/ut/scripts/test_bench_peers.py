@@ -52,5 +52,8 @@ def test_what_is_within_the_limits_is_not_told(case):
 
 
 def test_a_torch_rank_that_fails_is_told_with_its_log(tmp_path):
-    with pytest.raises(RuntimeError, match="torch's rank 0 failed"):
-        peers._run_torch("/bin/false", [], tmp_path)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$3" = 0 ] || exec sleep 600\necho broken\nexit 1\n')
+    python.chmod(0o755)
+    with pytest.raises(RuntimeError, match=r"torch's rank 0 failed[^\n]*\nbroken"):
+        peers._run_torch(str(python), [], tmp_path)

@@ -43,6 +43,9 @@ from pipeline.execution.retention import RecomputeSession
 
 Gradients = tuple[Optional[Tensor], ...]
 
+_Branch = tuple[autograd.Node, list[autograd.Edge]]
+"""An operator where weights leave the input path, and the edges off it."""
+
 
 class _Start(NamedTuple):
     """A place where a backward starts, and the gradient that it starts with."""
@@ -88,14 +91,12 @@ class _Path:
     def __init__(self, roots: Iterable[autograd.Node], inputs: Iterable[Tensor], weights: Iterable[Parameter]) -> None:
         self.to_input = autograd.leaf_ids(inputs)
         to_weight = autograd.leaf_ids(weights)
-        nodes = autograd.nodes_below(roots, self.to_input | to_weight)
-        self.branches: list[tuple[autograd.Node, list[autograd.Edge]]] = []
-        """Operators where weights leave the path, with the edges off it."""
+        self.branches: list[_Branch] = []
         self.others: list[autograd.Node] = []
         """The other operators on the path."""
         self._inner: list[tuple[autograd.Node, int]] = []
         """The edges along the path, from below: a node that an edge goes to comes before the node that has it."""
-        for key, node, edges in nodes:
+        for key, node, edges in autograd.nodes_below(roots, self.to_input | to_weight):
             off, on_path = [], False
             for edge in edges:
                 if edge[2] in self.to_input:
@@ -111,16 +112,12 @@ class _Path:
                     self.others.append(node)
             elif off:
                 to_weight.add(key)
-        self.unreachable = self._custom_behind_custom()
-        """Rule 8: ids of custom functions off the path behind a custom function on it, and of all below."""
-        if self.unreachable:
-            for key, _, edges in reversed(nodes):
-                if key in self.unreachable:
-                    self.unreachable.update(child_key for _, _, child_key, _ in edges)
 
-    def _custom_behind_custom(self) -> set[int]:
+    def unreachable(self) -> set[int]:
+        """Rule 8: ids of custom functions off the path behind a custom function on it, and of all below."""
         custom = autograd.is_custom_function
-        return {key for node, off in self.branches if custom(node) for _, child, key, _ in off if custom(child)}
+        behind = [child for node, off in self.branches if custom(node) for _, child, _, _ in off if custom(child)]
+        return {key for key, _, _ in autograd.nodes_below(behind)} if behind else set()
 
     def cut(self) -> None:
         """Rule 5. Edges off the path stay: dw needs them. From below: a custom function dies with its edge."""
@@ -137,86 +134,67 @@ class _Turn(enum.Enum):
 
 
 class _Visit:
-    """What the hooks at all branches know (who runs the graph) and what they keep.
+    """The hooks at the operators on the path: they know who runs the graph, and note what dw starts with.
 
     Holds no node: a node holds its hooks, and that must not become a cycle.
 
     Args:
+        path: where to set them.
         reads: those of the session that dx is in if it drops what is read (rule 4), None where all is kept.
     """
 
-    def __init__(self, reads: DroppedReads | None) -> None:
-        self.reads = reads
+    def __init__(self, path: _Path, reads: DroppedReads | None) -> None:
         self.turn = _Turn.OTHER
         self.arrived: dict[int, Gradients] = {}
         """What arrived in dx at each branch, per output of the operator."""
         self.passed_on: dict[int, Gradients] = {}
         """What each branch handed over to weights in dx, per edge off the path; only of those that hand over at all."""
+        self._reads = reads
+        self._hooks: list[Any] = []
+        note = self._note
+        for number, (node, edges) in enumerate(path.branches):
+            self._hooks.append(autograd.before_node(node, functools.partial(note, number)))
+            if not autograd.computes_what_is_asked(node):
+                keep = functools.partial(self._keep, number, [at for at, _, _, _ in edges])
+                self._hooks.append(autograd.after_node(node, keep))
+        if reads is not None:
+            # These drop what they read, although a branch before them kept that.
+            readers = [node for node in path.others if not autograd.saves_nothing(node)]
+            self._hooks += [autograd.before_node(node, self._drop) for node in readers]
 
-    def note(self, branch: int, grads: Gradients) -> Gradients | None:
+    def end_of_dx(self) -> None:
+        """From here on the hooks are silent, and the session drops again what is read."""
+        self.turn = _Turn.OTHER
+        if self._reads is not None:
+            self._reads.drop()
+
+    def release(self) -> None:
+        """Take the hooks off, and let go of the gradients."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.arrived.clear()
+        self.passed_on.clear()
+
+    def _note(self, branch: int, grads: Gradients) -> Gradients | None:
         """The hook before a branch: dx notes what arrives, dw gets that again (rule 9)."""
         if self.turn is _Turn.DW:
-            return self.arrived[branch]
+            return self.arrived.get(branch)
         if self.turn is _Turn.DX:
             self.arrived[branch] = grads
-            if self.reads is not None:
-                self.reads.keep()
+            if self._reads is not None:
+                self._reads.keep()
         return None
 
-    def keep(self, branch: int, to_weights: Sequence[int], passed_on: Gradients, _: Gradients) -> None:
+    def _drop(self, _: Gradients) -> None:
+        """The hook before another operator: dx drops what it reads."""
+        if self.turn is _Turn.DX:
+            self._reads.drop()
+
+    def _keep(self, branch: int, to_weights: Sequence[int], passed_on: Gradients, _: Gradients) -> None:
         """The hook after a branch: dx keeps what goes to weights, and of the rest nothing (rule 3)."""
         if self.turn is _Turn.DX:
             self.passed_on[branch] = tuple(passed_on[at] for at in to_weights)
-
-
-class _Branch:
-    """An operator where weights leave the input path.
-
-    Args:
-        number: of this branch in `visit`.
-        node: the operator.
-        edges: those off the path.
-        visit: what its hooks ask.
-    """
-
-    def __init__(self, number: int, node: autograd.Node, edges: list[autograd.Edge], visit: _Visit) -> None:
-        self._number = number
-        self._node = node
-        self._visit = visit
-        self._behind = edges
-        self._hooks = [autograd.before_node(node, functools.partial(visit.note, number))]
-        if not autograd.computes_what_is_asked(node):
-            keep = functools.partial(visit.keep, number, [at for at, _, _, _ in edges])
-            self._hooks.append(autograd.after_node(node, keep))
-
-    def become_starts(self) -> list[_Start]:
-        """Where dw starts: behind the branch if it handed over all its weights' gradients, else at its outputs.
-
-        What dw does not need of the branch is let go: all of it, or the gradients that it handed over.
-        """
-        node, grads = self._node, self._visit.arrived.get(self._number)
-        if grads is None:
-            self.release()
-            return []
-        passed_on = self._visit.passed_on.pop(self._number, None)
-        if passed_on is not None:
-            given = [
-                _Start(autograd.edge(child, index), child, grad)
-                for (_, child, _, index), grad in zip(self._behind, passed_on)
-                if grad is not None
-            ]
-            if len(given) == len(passed_on) or autograd.is_custom_function(node):
-                self.release()
-                self._node = node if any(autograd.is_custom_function(start.node) for start in given) else None
-                return given
-        return [_Start(autograd.edge(node, at), node, grad) for at, grad in enumerate(grads) if grad is not None]
-
-    def release(self) -> None:
-        """Let go of the operator, with what it saved, and of its gradients."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._behind, self._node = [], [], None
-        self._visit.arrived.pop(self._number, None)
 
 
 class SplitBackward:
@@ -236,10 +214,12 @@ class SplitBackward:
         )
         self._outputs: Any = map_leaves(_output, outputs)
         self._found: tuple[_Path, list[Parameter]] | None = None
-        self._starts: list[_Start] = []
+        self._waiting: tuple[list[_Start], _Visit] | None = None
+        """Once dx is done: where dw starts, and the hooks that it passes."""
+        self._held: list[autograd.Node] = []
+        """Rule 8: what holds custom functions until dw."""
         self._early: dict[int, Tensor | None] = {}
-        self._branches: list[_Branch] = []
-        self._visit = _Visit(None)
+        self._visit: _Visit | None = None
 
     def explore(self) -> None:
         """Find the input path, unless it is known. That needs no gradient, so it can be done before there is one."""
@@ -270,13 +250,16 @@ class SplitBackward:
         (path, early), self._found = self._found, None
         on_path = [start for start in given if autograd.node_id(start.node) in path.to_input]
         off_path = [start for start in given if autograd.node_id(start.node) not in path.to_input]
-        for branch in self._branches:
-            branch.release()  # of a dx that failed
-        self._visit = _Visit(dropped_reads())
-        self._branches = [_Branch(at, *branch, self._visit) for at, branch in enumerate(path.branches)]
-        grads = self._run_dx(on_path, (*self._inputs, *early), path.others)
+        if self._visit is not None:
+            self._visit.release()  # of a dx that failed
+        self._visit = visit = _Visit(path, dropped_reads())
+        visit.turn = _Turn.DX
+        try:
+            grads = _run(on_path, (*self._inputs, *early), keep_graph=True)
+        finally:
+            visit.end_of_dx()
         path.cut()
-        self._starts = off_path + [start for branch in self._branches for start in branch.become_starts()]
+        self._waiting = off_path + self._where_dw_starts(path.branches, visit), visit
         self._early = dict(zip(map(id, early), grads[len(self._inputs) :]))
         self._outputs = None
         return grads[: len(self._inputs)]
@@ -286,13 +269,22 @@ class SplitBackward:
 
         Args:
             keep_graph: keep what dw reads, so that it may be asked for again.
+
+        Errors:
+            RuntimeError: there was no dx, or what dw reads is gone.
         """
+        if self._waiting is None:
+            raise RuntimeError(
+                "dw was asked for, but no dx has kept anything for it: ask for dx first, and for a dw that is not the "
+                "last one with keep_graph."
+            )
+        starts, visit = self._waiting
         late = [weight for weight in self._trained if id(weight) not in self._early]
-        self._visit.turn = _Turn.DW
+        visit.turn = _Turn.DW
         try:
-            found = {**self._early, **dict(zip(map(id, late), _run(self._starts, late, keep_graph)))}
+            found = {**self._early, **dict(zip(map(id, late), _run(starts, late, keep_graph)))}
         finally:
-            self._visit.turn = _Turn.OTHER
+            visit.turn = _Turn.OTHER
         if not keep_graph:
             self.release()
         return tuple(found.get(id(weight)) for weight in self._weights)
@@ -305,34 +297,44 @@ class SplitBackward:
 
     def tensors(self) -> Iterator[Tensor]:
         """What is kept besides what operators saved: outputs that a backward starts from, gradients that wait."""
-        roots = [output.root for output in leaves(self._outputs) if output is not None] + [s.root for s in self._starts]
+        starts = [] if self._waiting is None else self._waiting[0]
+        roots = [output.root for output in leaves(self._outputs) if output is not None] + [one.root for one in starts]
         yield from (root for root in roots if isinstance(root, Tensor))
-        yield from (start.grad for start in self._starts)
+        yield from (start.grad for start in starts)
         yield from (grad for grad in self._early.values() if grad is not None)
 
     def release(self) -> None:
         """Let go of the graph and of all gradients that wait."""
-        for branch in self._branches:
-            branch.release()
-        self._outputs = self._found = None
-        self._starts, self._branches, self._early, self._inputs = [], [], {}, ()
-        self._visit = _Visit(None)
+        self._outputs = self._found = self._waiting = None
+        self._held, self._early, self._inputs = [], {}, ()
+        if self._visit is not None:
+            self._visit.release()
+            self._visit = None
 
-    def _run_dx(self, starts: Sequence[_Start], wanted: Sequence[Tensor], others: Iterable[autograd.Node]) -> Gradients:
-        """Run dx. The operators of `others` have dropped what they read, although a branch before them kept that."""
-        visit, hooks = self._visit, []
-        if visit.reads is not None:
-            readers = [node for node in others if not autograd.saves_nothing(node)]
-            hooks = [autograd.before_node(node, visit.reads.drop) for node in readers]
-        visit.turn = _Turn.DX
-        try:
-            return _run(starts, wanted, keep_graph=True)
-        finally:
-            visit.turn = _Turn.OTHER
-            for hook in hooks:
-                hook.remove()
-            if visit.reads is not None:
-                visit.reads.drop()
+    def _where_dw_starts(self, branches: Iterable[_Branch], visit: _Visit) -> list[_Start]:
+        """Behind a branch if it handed over all its weights' gradients, else at its outputs.
+
+        What dw does not need is let go: the branch, or the gradients that it handed over.
+        """
+        found: list[_Start] = []
+        for number, (node, edges) in enumerate(branches):
+            passed_on = visit.passed_on.pop(number, None)
+            if passed_on is not None:
+                given = [
+                    _Start(autograd.edge(child, index), child, grad)
+                    for (_, child, _, index), grad in zip(edges, passed_on)
+                    if grad is not None
+                ]
+                if len(given) == len(passed_on) or autograd.is_custom_function(node):
+                    del visit.arrived[number]
+                    if any(autograd.is_custom_function(start.node) for start in given):
+                        self._held.append(node)
+                    found += given
+                    continue
+            for at, grad in enumerate(visit.arrived.get(number, ())):
+                if grad is not None:
+                    found.append(_Start(autograd.edge(node, at), node, grad))
+        return found
 
     def _path(self, roots: Sequence[autograd.Node]) -> tuple[_Path, list[Parameter]]:
         """The input path, and the weights that rule 8 makes inputs of it."""
@@ -341,7 +343,8 @@ class SplitBackward:
         while True:
             path = _Path(roots, (*self._inputs, *early), late)
             # Each of these leads to a weight, as edges off the path do; so there are fewer each time.
-            more = {id(weight): weight for weight in late if autograd.leaf_ids([weight]) & path.unreachable}
+            unreachable = path.unreachable()
+            more = {id(weight): weight for weight in late if autograd.leaf_ids([weight]) & unreachable}
             if not more:
                 return path, early
             early += more.values()

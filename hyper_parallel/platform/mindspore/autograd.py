@@ -100,23 +100,23 @@ def next_edges(node: Node) -> tuple[tuple[Node | None, int], ...]:
     return node.next_functions
 
 
-def nodes_below(roots: Iterable[Node], leaves: Iterable[int]) -> list[tuple[int, Node, list[Edge]]]:
+def nodes_below(roots: Iterable[Node], leaves: Iterable[int] = ()) -> Iterator[tuple[int, Node, list[Edge]]]:
     """What gradients that start at `roots` reach: each node after those that its edges go to.
 
     Args:
         roots: nodes.
         leaves: ids of nodes not to look at.
 
-    Returns:
+    Yields:
         per node its id, itself, and the edges that a gradient goes along.
     """
-    found, seen = [], set(leaves)
+    seen = set(leaves)
     pending: list[tuple[int, Node, list[Edge] | None]] = [(node._unique_id(), node, None) for node in roots]
     while pending:
         entry = pending.pop()
         key, node, edges = entry
         if edges is not None:
-            found.append(entry)
+            yield entry
         elif key not in seen:
             seen.add(key)
             edges = []
@@ -127,7 +127,6 @@ def nodes_below(roots: Iterable[Node], leaves: Iterable[int]) -> list[tuple[int,
                     edges.append((at, child, child_key, index))
                     if child_key not in seen:
                         pending.append((child_key, child, None))
-    return found
 
 
 _COMPUTE_WHAT_IS_ASKED = frozenset(

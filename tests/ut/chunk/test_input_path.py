@@ -235,7 +235,7 @@ def test_no_hook_is_left(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
     split, grad, _ = linear_chain()
     with recompute_session_ctx("drops", retain_on_unpack=False):
         split.inputs(grad)
-        assert len(left) == 3  # at the products; those at the activations were for dx
+        assert len(left) == 5  # at the products and at the activations
         getattr(split, last)()
     assert left == []
 
@@ -259,15 +259,34 @@ def test_a_dx_that_failed_leaves_no_gradient_and_no_hook(monkeypatch: pytest.Mon
         errors.append(ValueError("planted"))
         with pytest.raises(ValueError, match="planted"):
             split.inputs(grad)
-        assert split._visit.passed_on
+        with pytest.raises(RuntimeError, match="no dx has kept anything"):
+            split.weights()
+        visit = split._visit
+        assert visit.passed_on
         assert left
         if last == "inputs":
             split.inputs(grad)
             split.weights()
         split.release()
         assert left == []
-        assert not split._visit.passed_on
-        assert not split._visit.arrived
+        assert not visit.passed_on
+        assert not visit.arrived
+
+
+def test_dw_without_a_dx_is_told() -> None:
+    """Before any, after one that failed, and after a dw that was the last."""
+    split, grad, _ = linear_chain()
+    message = "no dx has kept anything for it: ask for dx first, and for a dw that is not the last one with keep_graph"
+    with pytest.raises(RuntimeError, match=message):
+        split.weights()
+    with pytest.raises(ValueError, match="the gradient given for it"):
+        split.inputs(3.0)
+    with pytest.raises(RuntimeError, match=message):
+        split.weights()
+    split.inputs(grad)
+    split.weights()
+    with pytest.raises(RuntimeError, match=message):
+        split.weights()
 
 
 def test_after_dx_the_operators_between_are_gone() -> None:

@@ -224,8 +224,8 @@ class SplitBackward:
     def explore(self) -> None:
         """Find the input path, unless it is known. That needs no gradient, so it can be done before there is one."""
         if self._found is None:
-            roots = [output.node for output in leaves(self._outputs) if output is not None]
-            self._found = self._path(roots)
+            outputs = leaves(self._outputs) if self._inputs else ()  # rule 7
+            self._found = self._path([output.node for output in outputs if output is not None])
 
     def full(self, output_grads: Any = None) -> tuple[Gradients, Gradients]:
         """The gradients of inputs and weights in one engine run, which frees the graph. None for what is not reached.

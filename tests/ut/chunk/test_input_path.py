@@ -124,6 +124,22 @@ def test_recompute_finds_the_path_and_dx_does_not_look_again(monkeypatch: pytest
     assert looked == [1]
 
 
+def test_without_an_input_that_needs_a_gradient_the_graph_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    roots: list[Any] = []
+    below = autograd.nodes_below
+    monkeypatch.setattr(autograd, "nodes_below", lambda found, *args: roots.extend(found) or below(found, *args))
+    stack = Stack([one_region] * 2, wrapped=True)
+    x, grad = micro_batch(0)
+    for needs_grad in (False, True):
+        chunk = Chunk(0, 0, stack.weights)
+        chunk.forward(stack, autograd.detached(x, needs_grad))
+        chunk.recompute()
+        assert bool(roots) == needs_grad
+        chunk.backward_input(grad)
+        chunk.backward_weight()
+        assert bool(roots) == needs_grad
+
+
 FIRST, SECOND = (Parameter(Tensor(np.full((4, 4), value, np.float32)), name=f"w{value}") for value in (0.1, 0.2))
 
 

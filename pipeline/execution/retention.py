@@ -23,6 +23,24 @@ from hyper_parallel.platform.mindspore.retention import forget_replayed, kept_te
 _numbers = itertools.count()
 
 
+class _Reading:
+    """A step is in a session. No generator: that costs several times as much."""
+
+    __slots__ = ("_context", "_session")
+
+    def __init__(self, session: RecomputeSession, context: contextlib.AbstractContextManager) -> None:
+        self._session = session
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._context.__enter__()
+
+    def __exit__(self, kind: type | None, *_: Any) -> None:
+        self._context.__exit__(None, None, None)
+        if kind is None:
+            self._session.forget_replayed()
+
+
 class RecomputeSession:
     """One recomputation shared by the steps of a chunk. `id` is unique in the process."""
 
@@ -39,14 +57,16 @@ class RecomputeSession:
             yield
         self._waiting = self.handles
 
-    @contextlib.contextmanager
-    def reading(self, retain: bool) -> Iterator[None]:
+    def reading(self, retain: bool) -> contextlib.AbstractContextManager[None]:
         """Read recomputed tensors of this session on this thread; `retain`: a later step reads them again.
 
         Without a block there are none. The session then says that it retains, so that dx takes no care of reads.
         """
-        with get_platform().recompute_session_ctx(self.id, retain_on_unpack=retain or not self.handles):
-            yield
+        context = get_platform().recompute_session_ctx(self.id, retain_on_unpack=retain or not self.handles)
+        return _Reading(self, context)
+
+    def forget_replayed(self) -> None:
+        """Let go of what served replays that are done."""
         self._waiting = forget_replayed(self._waiting, self.id)
 
     def replay(self, last: int | None = None) -> None:

@@ -28,8 +28,8 @@ from mindspore.common.recompute import (
     _recompute_handle_collector,
     _recompute_handle_collector_ctx,
     _recompute_session,
-    _recompute_session_ctx,
     _RecomputeHandle,
+    _RecomputeSession,
 )
 from mindspore.graph.api import _pynative_executor
 
@@ -48,11 +48,11 @@ PRIVATE_INTERFACES: tuple[str, ...] = (
     "mindspore.common.recompute._recompute_handle_collector",
     "mindspore.common.recompute._recompute_handle_collector_ctx",
     "mindspore.common.recompute._recompute_session",
-    "mindspore.common.recompute._recompute_session_ctx",
     "mindspore.common.recompute._RecomputeHandle",
     "mindspore.common.recompute._RecomputeHandle.clear_session",
     "mindspore.common.recompute._RecomputeHandle.recompute",
     "mindspore.common.recompute._RecomputeHandle.recover_inputs",
+    "mindspore.common.recompute._RecomputeSession",
     "mindspore.graph.api._pynative_executor",
 )
 
@@ -269,6 +269,22 @@ def current_recompute_key() -> Any:
     return engine if engine != -1 else uuid.uuid4().int
 
 
+class _SessionContext:
+    """The thread is in a session. No generator: that costs several times as much, and each step enters one."""
+
+    __slots__ = ("_session", "_token")
+
+    def __init__(self, session_id: Any, retain_on_unpack: bool) -> None:
+        self._session = _RecomputeSession(session_id, retain_on_unpack)
+
+    def __enter__(self) -> Any:
+        self._token = _recompute_session.set(self._session)
+        return self._session.session_id
+
+    def __exit__(self, *_: Any) -> None:
+        _recompute_session.reset(self._token)
+
+
 def recompute_session_ctx(
     session_id: Any = None, retain_on_unpack: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
@@ -279,9 +295,9 @@ def recompute_session_ctx(
         retain_on_unpack: Whether reading a recomputed tensor keeps it for a later pass.
 
     Returns:
-        The context to enter; it gives the key.
+        The context for one `with`; it gives the key.
     """
-    return _recompute_session_ctx(session_id, retain_on_unpack)
+    return _SessionContext(uuid.uuid4().hex if session_id is None else session_id, retain_on_unpack)
 
 
 @contextlib.contextmanager

@@ -223,6 +223,7 @@ class Chunk:
             )
 
     def _become(self, state: ChunkState) -> None:
+        """The state after a step that worked."""
         self._state = state
         self._learn()
 
@@ -232,7 +233,10 @@ class Chunk:
 
 
 class _Step:
-    """A step of a chunk, inside `one_thread` (rule 4). No generator: that costs several times as much."""
+    """A step of a chunk (rule 4). No generator: that costs several times as much.
+
+    It is entered inside `one_thread`, and does not take that itself: an interrupt on the way would leave it taken.
+    """
 
     __slots__ = ("_after", "_chunk", "_random_state", "_step")
 

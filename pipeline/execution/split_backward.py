@@ -342,11 +342,11 @@ class SplitBackward:
         late: Sequence[Parameter] = self._trained
         while True:
             path = _Path(roots, (*self._inputs, *early), late)
-            # Each of these leads to a weight, as edges off the path do; so there are fewer each time.
             unreachable = path.unreachable()
-            more = {id(weight): weight for weight in late if autograd.leaf_ids([weight]) & unreachable}
-            if not more:
+            if not unreachable:
                 return path, early
+            # Each of these leads to a weight, as edges off the path do; so there are fewer each time.
+            more = {id(weight): weight for weight in late if autograd.leaf_ids([weight]) & unreachable}
             early += more.values()
             late = [weight for weight in late if id(weight) not in more]
 
